@@ -216,26 +216,60 @@ func (h *homes) Ended(_ worker.Observed, exchanges []worker.Exchange, _ error) {
 	}
 }
 
-// TestAStateHasTheResidualsOfServersThatHaveLeft: they are at the heirs before anybody pushes again.
-func TestAStateHasTheResidualsOfServersThatHaveLeft(t *testing.T) {
-	var all [2][][]byte
-	for i := range all {
-		synctest.Test(t, func(t *testing.T) {
-			j := apart(t, 3, 2)
-			j.Start()
-			for k := range 3 {
-				averages(j, "g", jobtest.CodedBy("topk:0.1"), units.Float32, func(rank int) []float64 { return jobtest.Normal(50_000, uint64(k), uint64(rank)) })
+// stateDuring is what all ranks have in their states after some sums, while something happens to the servers and the ranks go on.
+func stateDuring(t *testing.T, change func(j *jobtest.Job), before func(rank int)) [][]byte {
+	all := make([][]byte, 3)
+	synctest.Test(t, func(t *testing.T) {
+		gradient := func(k, rank int) []float64 { return jobtest.Normal(50_000, uint64(k), uint64(rank)) }
+		j := apart(t, len(all), 2)
+		j.Start()
+		for k := range 3 {
+			averages(j, "g", jobtest.CodedBy("topk:0.1"), units.Float32, func(rank int) []float64 { return gradient(k, rank) })
+		}
+		change(j)
+		averages(j, "g", jobtest.CodedBy("topk:0.1"), units.Float32, func(rank int) []float64 {
+			before(rank)
+			state, err := stateOf(j, rank)
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
 			}
-			if i == 1 {
-				j.StopServer(0)
-				time.Sleep(time.Second) // virtual
-			}
-			all[i] = states(j)
+			all[rank] = state
+			return gradient(3, rank)
 		})
+	})
+	return all
+}
+
+// TestAStateHasTheResidualsOfServersThatLeave, at any moment: those of keys that a rank keeps it brings to the heirs itself, before it asks them.
+func TestAStateHasTheResidualsOfServersThatLeave(t *testing.T) {
+	want := stateDuring(t, func(*jobtest.Job) {}, func(int) {})
+	for _, after := range []time.Duration{0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 1000} {
+		after *= time.Millisecond
+		got := stateDuring(t, func(j *jobtest.Job) { go j.StopServer(0) }, func(int) { time.Sleep(after) }) // virtual
+		for rank := range want {
+			if string(got[rank]) != string(want[rank]) {
+				t.Errorf("after %v rank %d has another state than without", after, rank)
+			}
+		}
 	}
-	for rank := range all[0] {
-		if string(all[0][rank]) != string(all[1][rank]) {
-			t.Errorf("rank %d has another state than without", rank)
+}
+
+// TestAStateHasTheResidualsOfKeysThatMove, also where other ranks have pushed since, and carry them.
+func TestAStateHasTheResidualsOfKeysThatMove(t *testing.T) {
+	want := stateDuring(t, func(*jobtest.Job) {}, func(int) {})
+	for late := range want {
+		got := stateDuring(t, func(j *jobtest.Job) {
+			j.StartServer()
+			time.Sleep(time.Second) // virtual: keys have moved
+		}, func(rank int) {
+			if rank == late {
+				time.Sleep(time.Second)
+			}
+		})
+		for rank := range want {
+			if string(got[rank]) != string(want[rank]) {
+				t.Errorf("rank %d is late: rank %d has another state than without", late, rank)
+			}
 		}
 	}
 }

@@ -20,19 +20,23 @@ import (
 func states(j *jobtest.Job) [][]byte {
 	j.T.Helper()
 	all := make([][]byte, len(j.Workers))
-	j.Each(func(rank int) error {
-		size, err := j.Workers[rank].Engine.State(nil)
-		if err != nil {
-			return err
-		}
-		all[rank] = make([]byte, size+1)
-		if n, err := j.Workers[rank].Engine.State(all[rank]); err != nil || n != size {
-			return fmt.Errorf("%d bytes of state, %d announced: %w", n, size, err)
-		}
-		all[rank] = all[rank][:size]
-		return nil
+	j.Each(func(rank int) (err error) {
+		all[rank], err = stateOf(j, rank)
+		return err
 	})
 	return all
+}
+
+func stateOf(j *jobtest.Job, rank int) ([]byte, error) {
+	size, err := j.Workers[rank].Engine.State(nil)
+	if err != nil {
+		return nil, err
+	}
+	state := make([]byte, size+1)
+	if n, err := j.Workers[rank].Engine.State(state); err != nil || n != size {
+		return nil, fmt.Errorf("%d bytes of state, %d announced: %w", n, size, err)
+	}
+	return state[:size], nil
 }
 
 // restore sets the states of as many ranks as there are.

@@ -69,7 +69,7 @@ func (p *peer) hand() {
 
 // heir is the way to the heir of a task's key.
 func (p *peer) heir(t *task) way {
-	if t.h.Type == wire.TypePush {
+	if t.followsResidual() {
 		return p.e.wayTo(p.e.succeeds(t.o.d, t.h.Part, p.index))
 	}
 	return p.heirFor(t.o.d, &t.h)

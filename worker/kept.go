@@ -25,7 +25,7 @@ type kept struct {
 	results map[keyOf]*result // nil in a job that is not elastic
 	given   map[keyOf]given   // values that servers give away, of which something is still to come
 
-	residuals map[keyOf][]residual // that this rank carries to where their keys are, ahead of its next pushes
+	residuals map[keyOf][]residual // that this rank carries to where their keys are, ahead of its next pushes, and of its questions for them
 	carries   atomic.Int32         // of how many keys these are, for those who have not the lock
 }
 

@@ -266,6 +266,45 @@ func TestAResidualGoesOnFromAServerThatLeaves(t *testing.T) {
 	}
 }
 
+// A rank asks for the residual of its checkpoint behind what it carries: where its server leaves, and where that says that the key is elsewhere.
+func TestAStateIsAskedForBehindTheResidual(t *testing.T) {
+	for _, leaves := range []bool{true, false} {
+		move(t, "asp", func(m *moving) {
+			m.answers(m.gets(0, wire.TypePush), 0, 6)
+			m.wantEnd(m.done, nil)
+			m.sumCoded()
+			m.sums(0, m.gets(0, wire.TypePush))
+			state := make([]byte, 1<<10)
+			go func() {
+				n, err := m.engine.State(state)
+				state = state[:n]
+				m.done <- err
+			}()
+			q := m.gets(0, wire.TypeState)
+			if leaves {
+				m.handsOn(0, q, wire.FlagLast, 1, 2, 3, 4)
+				m.servers[0].send(m.servers[0].conns[0], wire.Header{Type: wire.TypeBye}, nil)
+				synctest.Wait()
+				m.loses(0, true)
+			} else {
+				m.handsOn(0, q, 0, 1, 2, 3, 4) // which is sent back
+				m.about(0, q, wire.Header{Type: wire.TypeMoved}, nil)
+				m.movesTensor(q.Tensor, 1)
+			}
+			if r := m.gets(1, wire.TypeResidual, wire.TypeState); !bytes.Equal(r.payload, []byte{1, 2, 3, 4}) {
+				t.Errorf("server 1 gets the residual %v", r.payload)
+			}
+			m.about(1, m.gets(1, wire.TypeState, wire.TypeResidual), wire.Header{Type: wire.TypeResult, DType: units.Float32}, []byte{1, 2, 3, 4})
+			m.wantEnd(m.done, nil)
+			if !bytes.HasSuffix(state, []byte{1, 2, 3, 4}) {
+				t.Errorf("the state is %v", state)
+			}
+			m.sumCoded()
+			m.sums(1, m.gets(1, wire.TypePush)) // there the key is now
+		})
+	}
+}
+
 // The heir of a lost server is where this rank pushes, also when the key moves on: what only the heir has it hands on with what it sends away.
 func TestAKeyMovesOnFromItsHeir(t *testing.T) {
 	moveAmong(t, 3, "asp", func(m *moving) {

@@ -36,24 +36,10 @@ type stateID struct {
 	signature string
 }
 
-// keeper is the member of a tensor's process set whose state has the server's residual of a partition. Of a
-// reducescatter it is the one that gets the rows: the others do not know when an iteration is
-// closed. offset is that of the partition, in bytes.
+// keeper is the member of a tensor's process set whose state has the server's residual of a partition, which begins at offset. A server
+// that leaves finds it too (sums.Room.Leave).
 func keeper(t *wire.Tensor, part int, offset int64) int {
-	n := len(t.Ranks)
-	if t.Kind != units.Reducescatter {
-		return int((codec.KeyOf(t.ProcessSet, t.Name, 0) + uint64(part)) % uint64(n))
-	}
-	row := int64(t.DType.Size())
-	for _, d := range t.Shape[1:] {
-		row *= d
-	}
-	for i := range n {
-		if _, to := placement.Rows(t.Shape[0], n, i); offset < to*row {
-			return i
-		}
-	}
-	return n - 1 // an empty one
+	return placement.Keeper(t.Kind, codec.KeyOf(t.ProcessSet, t.Name, 0), t.Shape, t.DType.Size(), len(t.Ranks), part, offset)
 }
 
 // State writes the state to dst and returns its length. Where dst is shorter, nothing is written. It waits for the

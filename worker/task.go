@@ -40,6 +40,10 @@ type task struct {
 	finished func(answer wire.Header, err error) // for the server in this process; nil before the first use
 }
 
+// followsResidual reports whether the task goes where this rank knows its key's residual to be, in an elastic job, and behind what this
+// rank carries there: the sum that it is in is encoded with that, or it asks for it.
+func (t *task) followsResidual() bool { return t.h.Type == wire.TypePush || t.h.Type == wire.TypeState }
+
 // start begins the task's life.
 func (t *task) start() {
 	t.state.Store(uint32(life.New(t.way().mode(t))))

@@ -23,7 +23,7 @@ import (
 //     waits behind more than that.
 //  2. On each connection a tensor's announcement leaves before everything else about the tensor.
 //  3. What a rank does with one partition of a held value uses one connection, so that a read does not overtake the
-//     push before it; in an elastic job so do pushes of one partition of a coded sum, which a residual may go ahead of. How it
+//     push before it; in an elastic job so does what may have the residual of a partition of a coded sum go ahead of it. How it
 //     begins or ends messages uses the first, so that these keep their order; all else uses any of the first active ones.
 type traffic struct {
 	rank     int
@@ -96,7 +96,7 @@ func (f *traffic) add(t *task) error {
 	case len(f.conns) == 0: // it was lost before it was reached
 	case t.h.Type.OfMessage():
 		queue = &f.conns[0].queue
-	case len(f.conns) > 1 && (t.o.Kind == units.Accumulate || f.elastic && t.o.d.coding != nil && t.h.Type == wire.TypePush):
+	case len(f.conns) > 1 && (t.o.Kind == units.Accumulate || f.elastic && t.o.d.coding != nil && t.followsResidual()):
 		queue = &f.conns[(t.h.Tensor+t.h.Part)%uint32(len(f.conns))].queue // as what is supplied of it
 	}
 	queue.push(t)
@@ -104,7 +104,7 @@ func (f *traffic) add(t *task) error {
 }
 
 // next is the frame to leave on a connection, if its payload is of at most limit bytes: control frames first, then
-// the most urgent task, before its tensor's first use the announcement, and before its push the residuals that this rank carries to its key.
+// the most urgent task, before its tensor's first use the announcement, and before what follows them the residuals that this rank carries to its key.
 //
 // What is staged has to be copied there before the frame leaves.
 func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
@@ -130,7 +130,7 @@ func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
 			c.announced[t.h.Tensor] = struct{}{}
 			return frame, nil, true
 		}
-		if f.elastic && t.h.Type == wire.TypePush {
+		if f.elastic && t.followsResidual() {
 			residual, ok := f.kept.carried(keyOf{t.h.Tensor, t.h.Part}, f.server, limit)
 			if !ok {
 				return outbox.Frame{}, nil, false

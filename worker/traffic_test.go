@@ -90,6 +90,23 @@ func TestTasksOfOnePartitionOfAHeldValueTakeOneConnection(t *testing.T) {
 	}
 }
 
+// In an elastic job what a residual may go ahead of takes the connection on which that is brought to an heir, too.
+func TestPushesAndStatesOfOneResidualTakeOneConnection(t *testing.T) {
+	s := newSending(1<<20, 3)
+	s.elastic, s.kept = true, new(kept)
+	o := &operation{e: s.e, d: &declaration{t: wire.Tensor{ID: 7}, coding: &coding{}}}
+	for _, typ := range []wire.Type{wire.TypePush, wire.TypeState} {
+		k := &task{o: o, h: wire.Header{Type: typ, Tensor: 7}, answer: true}
+		k.start()
+		if err := s.add(k); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := s.leaves(0, 999)+s.leaves(2, 999)+s.leaves(1, 999), "announce 7, push 7, state 7"; got != want {
+		t.Errorf("left: %s, want: %s", got, want)
+	}
+}
+
 // A server that has left accepts nothing more, and all tasks for it are listed.
 func TestAServerThatIsGone(t *testing.T) {
 	s := newSending(250, 2)

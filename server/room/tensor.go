@@ -9,6 +9,7 @@ import (
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/options"
@@ -116,6 +117,15 @@ func (t *Tensor) Live() rankset.Set {
 		live = live.Minus(t.Shell.Left())
 	}
 	return live
+}
+
+// Keeper is the rank whose checkpoint has the residual of a partition, as the ranks find it.
+func (t *Tensor) Keeper(part uint32) int {
+	var offset int64
+	for _, n := range t.Parts[:part] {
+		offset += int64(n)
+	}
+	return t.Ranks[placement.Keeper(t.Kind, codec.KeyOf(t.ProcessSet, t.Name, 0), t.Shape, t.DType.Size(), len(t.Ranks), int(part), offset)]
 }
 
 // Zeros are those of the tensor's ranks that have joined: they count as having brought zeros (Horovod's rule). There

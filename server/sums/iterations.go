@@ -35,6 +35,7 @@ type iterations struct {
 
 	before   uint64       // coded: iterations that the tensor had before it was declared, as the rank says that knows of most
 	residual *room.Buffer // coded: of the answers; nil before the first
+	handed   handed       // coded: the last one that went elsewhere, until another one is here
 }
 
 // waiter is a rank that gets the result.
@@ -297,6 +298,7 @@ func (n *iterations) live(live rankset.Set) []answer {
 		return nil
 	}
 	n.now = time.Now()
+	n.handed.keepFor(live)
 	answers := n.step(condition.Live(live), nil)
 	for _, iteration := range n.inherited.Live(live) {
 		answers = n.sum(iteration, answers)

@@ -15,7 +15,8 @@ import (
 
 // What a key does in an elastic job that has been moved to another server while this one lives (decision 99): from one moment on it sends away all that comes for
 // it, and what has come and was not answered. A result that a rank has supplied here that rank brings to the other server. The residual of the key's answers goes with
-// the first push that is sent away (decision 114): its rank brings it there before that push, and so before the sum that the push is in.
+// the first push that is sent away (decision 114): its rank brings it there before that push, and so before the sum that the push is in. Ranks that have not pushed since
+// still find it here, for their checkpoints.
 
 // errElsewhere is of a push that comes after that moment.
 var errElsewhere = errors.New("the key has been moved to another server")
@@ -29,6 +30,7 @@ func (n *iterations) elsewhere() (away bool, answers []answer) {
 	if !left {
 		return away, nil
 	}
+	var pushed []int
 	for iteration, s := range n.slots {
 		if s.supplied {
 			s.waiters = append(s.waiters, s.supplier)
@@ -36,10 +38,13 @@ func (n *iterations) elsewhere() (away bool, answers []answer) {
 		for _, w := range s.waiters {
 			a := answer{to: w.to, moved: true, iteration: iteration, seq: w.seq, source: w.source}
 			if !s.closed {
-				a.carries = n.handOn()
+				a.carries, pushed = n.handOn(), append(pushed, w.rank)
 			}
 			answers = append(answers, a)
 		}
+	}
+	for _, rank := range pushed {
+		n.handed.pushed(rank)
 	}
 	n.cancel(0)
 	if err := n.start(0); err != nil { // as a key that has never been here, if it comes back
@@ -48,10 +53,13 @@ func (n *iterations) elsewhere() (away bool, answers []answer) {
 	return true, answers
 }
 
-// handOn takes the residual out of a key, nil for none.
+// handOn takes the residual out of a key that is elsewhere, nil for none.
 func (n *iterations) handOn() *room.Buffer {
 	residual := n.residual
-	n.residual = nil
+	if residual != nil {
+		n.residual = nil
+		n.handed = handed{residual: residual.Share(), askers: n.machine.Live().Clone()}
+	}
 	return residual
 }
 
@@ -62,9 +70,13 @@ func (k *key) leave() *room.Buffer {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.iterations.left = true
-	k.iterations.cancel(0)
-	return k.iterations.handOn()
+	n := &k.iterations
+	n.left = true
+	n.cancel(0)
+	n.handed.forget()
+	residual := n.residual
+	n.residual = nil
+	return residual
 }
 
 // carry has a rank carry a residual to where the key is.
@@ -102,6 +114,7 @@ func (k *key) sendAway(q *room.Request) error {
 		if away {
 			residual = k.iterations.handOn()
 		}
+		k.iterations.handed.pushed(q.From())
 		k.mu.Unlock()
 		k.deliver(answers)
 		k.carry(residual, q.Reply, 0)
@@ -160,6 +173,7 @@ func (k *key) withoutResidual(err error) error {
 func (n *iterations) addResidual(carried *room.Buffer) error {
 	if n.residual == nil && !n.GivenUp() {
 		n.residual = carried
+		n.handed.forget()
 		return nil
 	}
 	defer carried.Sent(nil)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/server/room/roomtest"
 	"github.com/paceline/paceline/transport/wire"
@@ -46,12 +47,27 @@ func (p *play) took(rank int, want ...wire.Type) []roomtest.Answer {
 	return answers
 }
 
-// residual checks what the key has: a checkpoint asks for it.
+// residual checks what the key has: a checkpoint of rank 0 asks for it.
 func (p *play) residual(want float32) {
 	p.Helper()
 	p.serve(0, wire.Header{Type: wire.TypeState}, nil)
 	if got := p.took(0, wire.TypeResult)[0].Payload; want == 0 && len(got) > 0 || want != 0 && !bytes.Equal(got, roomtest.Floats(n, want)) {
 		p.Errorf("the residual is %v, want %g", got, want)
+	}
+}
+
+// noResidual checks what a rank gets, instead of a residual, that asks for that.
+func (p *play) noResidual(rank int, want ...wire.Type) {
+	p.Helper()
+	p.serve(rank, wire.Header{Type: wire.TypeState}, nil)
+	p.took(rank, want...)
+}
+
+// lent checks whether the server has memory of a residual.
+func (p *play) lent(want bool) {
+	p.Helper()
+	if got := p.shell.Round.Pool.Lent(); got > 0 != want {
+		p.Errorf("%d bytes are lent, want any: %v", got, want)
 	}
 }
 
@@ -73,9 +89,77 @@ func TestTheResidualGoesWithOnePush(t *testing.T) {
 		}
 		p.coded(2, 0)
 		p.took(2, wire.TypeMoved)
-		p.residual(0)
+		p.residual(3) // of rank 0 alone, whose checkpoint may be under way: there is no other before it pushes
+		p.noResidual(1, wire.TypeMoved)
 		p.serve(0, wire.Header{Type: wire.TypeRestore}, roomtest.Floats(n, 3))
 		p.took(0, wire.TypeMoved)
+		p.coded(0, 0)
+		p.took(0, wire.TypeMoved)
+		p.noResidual(0, wire.TypeMoved)
+		p.lent(false)
+	}
+}
+
+// The residual that was handed on stays for checkpoints, in the memory of what is on its way, until its rank has pushed or gone, or there is another one: also where the key
+// comes back before the residual.
+func TestARankThatHasNotPushedFindsTheResidual(t *testing.T) {
+	for end, test := range map[string]func(*play){
+		"it pushes": func(p *play) {
+			p.coded(0, 0)
+			p.took(0, wire.TypeMoved)
+		},
+		"it has gone": func(p *play) {
+			p.shell.HasLeft = rankset.Of(0)
+			p.room.UpdateMembership()
+		},
+		"the server leaves": func(p *play) {
+			p.room.Leave(func(rank int) room.Sender { return p.ranks[rank] })
+			p.noResidual(0)
+		},
+		"the tensor is given up": func(p *play) { p.cancel(0) },
+		"the key and its residual come back": func(p *play) {
+			p.shell.MoveTo(t, 0)
+			p.residual(3)
+			p.serve(1, wire.Header{Type: wire.TypeResidual}, roomtest.Floats(n, 3))
+			p.took(1, wire.TypeResidual)
+			p.residual(3)
+			p.lent(true)
+			p.shell.MoveTo(t, 1)
+			p.coded(0, 0)
+			p.took(0, wire.TypeResidual, wire.TypeMoved)
+			p.coded(1, 0)
+			p.took(1, wire.TypeMoved)
+			p.coded(2, 0)
+			p.took(2, wire.TypeMoved)
+		},
+		"the key comes back, and its residual is lost": func(p *play) {
+			p.shell.MoveTo(t, 0)
+			p.residual(3)
+			for rank := range p.ranks {
+				p.coded(rank, 0)
+			}
+			for rank := range p.ranks {
+				p.took(rank, wire.TypeResult)
+			}
+			p.serve(0, wire.Header{Type: wire.TypeState}, nil)
+			if got := p.took(0, wire.TypeResult)[0].Payload; !bytes.Equal(got, roomtest.Floats(n, 0)) {
+				p.Errorf("after an answer that lacks nothing the residual is %v", got)
+			}
+			p.cancel(0)
+		},
+	} {
+		t.Run(end, func(t *testing.T) {
+			p := movable(t)
+			p.shell.MoveTo(t, 1)
+			p.coded(1, 0)
+			p.took(1, wire.TypeResidual, wire.TypeMoved)
+			p.coded(2, 0)
+			p.took(2, wire.TypeMoved)
+			p.residual(3)
+			p.lent(true)
+			test(p)
+			p.lent(false)
+		})
 	}
 }
 
@@ -120,5 +204,33 @@ func TestResidualsOfAServerThatLeavesAreCarried(t *testing.T) {
 	for rank := range p.ranks {
 		p.took(rank)
 	}
-	p.residual(0)
+	p.noResidual(0) // its heir may have one
+}
+
+// Of a server that leaves the rank carries the residual in whose checkpoint it is: it asks the heir behind that.
+func TestTheRankThatAsksForAResidualCarriesIt(t *testing.T) {
+	for _, gone := range []bool{false, true} {
+		p := movable(t)
+		keeper, first := p.w.Keeper(0), 0
+		if keeper == first {
+			t.Fatal("choose another name: it is the first rank's anyway")
+		}
+		p.room.Leave(func(rank int) room.Sender {
+			if rank == keeper && gone {
+				return nil
+			}
+			return p.ranks[rank]
+		})
+		carrier := keeper
+		if gone {
+			carrier = first
+		}
+		for rank := range p.ranks {
+			if rank == carrier {
+				p.took(rank, wire.TypeResidual)
+			} else {
+				p.took(rank)
+			}
+		}
+	}
 }

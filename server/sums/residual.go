@@ -4,29 +4,78 @@ import (
 	"fmt"
 
 	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
 
 // state gives a rank the residual of a key's answers, for its checkpoint. A rank asks for what it has got the last
-// answer of, so that nothing changes until it pushes again. Without a residual the answer is empty.
+// answer of, so that no sum is closed until it pushes again; but the push of another rank may have the residual leave. Without a residual the
+// answer is empty. Where there may be one elsewhere, there is none.
 func (k *key) state(q *room.Request) error {
 	if err := k.coded(q); err != nil {
 		return err
 	}
 	k.mu.Lock()
-	residual := k.iterations.residual
-	if residual != nil {
-		residual.Share()
-	}
+	away, answers := k.iterations.elsewhere()
+	left := k.iterations.left
+	residual := k.iterations.stateFor(q.From())
 	k.mu.Unlock()
-	if residual == nil {
-		q.Reply.Confirm(answerTo(&q.Header))
-	} else {
+	k.deliver(answers)
+	switch {
+	case residual != nil:
 		q.Reply.Send(answerTo(&q.Header), residual.Bytes, residual)
+	case left: // its rank is about to hear that, and asks the heir
+	case away:
+		q.Moved()
+	default:
+		q.Reply.Confirm(answerTo(&q.Header))
 	}
 	return nil
+}
+
+// stateFor is the residual behind the last answer that a rank has got, shared; nil where it is not here.
+func (n *iterations) stateFor(rank int) *room.Buffer {
+	switch {
+	case n.residual != nil:
+		return n.residual.Share()
+	case n.handed.askers.Has(rank):
+		return n.handed.residual.Share()
+	}
+	return nil
+}
+
+// handed is a residual that has been handed on, for checkpoints of ranks that still have to push: they do not know that it is elsewhere. It has no memory of its own
+// while it is on its way. No sum that changes it is closed before they all have pushed, and they push here first.
+type handed struct {
+	residual *room.Buffer // nil for none
+	askers   rankset.Set  // those ranks
+}
+
+// forget lets it go.
+func (h *handed) forget() {
+	if h.residual != nil {
+		h.residual.Sent(nil)
+	}
+	*h = handed{}
+}
+
+// keepFor has only those of its ranks stay that are among others.
+func (h *handed) keepFor(ranks rankset.Set) {
+	if h.residual == nil {
+		return
+	}
+	if h.askers = h.askers.Overlap(ranks); h.askers.Len() == 0 {
+		h.forget()
+	}
+}
+
+// pushed notes that a rank's push is sent away: it asks elsewhere from now on.
+func (h *handed) pushed(rank int) {
+	if h.askers.Remove(rank) && h.askers.Len() == 0 {
+		h.forget()
+	}
 }
 
 // restore accepts a piece of a key's residual, as a checkpoint has it. The rank waits for the answer before it
@@ -105,6 +154,7 @@ func (n *iterations) ownResidual() ([]byte, error) {
 		n.residual.Sent(nil)
 	}
 	n.residual = room.NewBuffer(n.Round.Pool, b)
+	n.handed.forget()
 	return b, nil
 }
 
@@ -127,8 +177,12 @@ func (n *iterations) setResidual(at int, piece []byte) error {
 
 // trim lets the residual go when no iteration can follow.
 func (n *iterations) trim() {
-	if n.residual != nil && len(n.slots) == 0 && n.GivenUp() {
+	if len(n.slots) > 0 || !n.GivenUp() {
+		return
+	}
+	if n.residual != nil {
 		n.residual.Sent(nil)
 		n.residual = nil
 	}
+	n.handed.forget()
 }

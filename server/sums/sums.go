@@ -57,16 +57,28 @@ func (x *Room) SendAway(q *room.Request) error {
 	return k.sendAway(q)
 }
 
-// Leave gives the residual of each key to the first rank that is there, because the server is about to leave. Such keys take nothing any more: what has not been
-// answered is pushed at the heir, to which the rank brings the residual.
+// Leave gives the residual of each key to the rank whose checkpoint has it, else to the first that is there, because the server is about to leave. Such keys take nothing
+// any more: what has not been answered is pushed at the heir, to which the rank brings the residual, ahead of its own question for that.
 func (x *Room) Leave(to func(rank int) room.Sender) {
+	there := map[int]room.Sender{}
+	var first room.Sender
 	for _, rank := range x.t.Live().Ranks() {
 		if sender := to(rank); sender != nil {
-			for _, k := range x.All() {
-				k.carry(k.leave(), room.Reply{To: sender}, wire.FlagLast)
+			there[rank] = sender
+			if first == nil {
+				first = sender
 			}
-			return
 		}
+	}
+	if first == nil {
+		return
+	}
+	for _, k := range x.All() {
+		sender := there[x.t.Keeper(k.Number)]
+		if sender == nil {
+			sender = first
+		}
+		k.carry(k.leave(), room.Reply{To: sender}, wire.FlagLast)
 	}
 }
 

@@ -61,9 +61,9 @@ const (
 	TypeWithdraw                  // worker → server: the sender gives up the message, or the receive, that has this Seq
 	TypeSupply                    // worker → server: the last result of a key that a lost server had, for ranks that have not got it; of a held value the newest that the rank has, after its cover. Server → worker: a held value that has been moved to another server, after its cover, for the rank to supply it there
 	TypeUse                       // worker → server: with FlagHome, the sender uses the name; what it brings comes with the sum of its host
-	TypeMoved                     // server → worker: the push or supply that it identifies, as an answer does, is for another server: its key has been moved
+	TypeMoved                     // server → worker: the request that it identifies, as an answer does, is for another server: its key has been moved
 	TypeCover                     // worker ↔ server: Cover of the held value in the result or supply after it
-	TypeResidual                  // server → worker: the residual of a key's answers, which the receiver brings to where the key is now, before it pushes there, or without a payload the word that it is here; worker → server: that residual
+	TypeResidual                  // server → worker: the residual of a key's answers, which the receiver brings to where the key is now, before it pushes there or asks for it, or without a payload the word that it is here; worker → server: that residual
 	TypeReleased                  // server → worker: the push that it identifies, with FlagInPlace, has no answer, and its memory is the worker's again
 	TypeTaken                     // server → worker, in an elastic job: Taken, of which message the answer to a receive is that follows
 	numTypes
