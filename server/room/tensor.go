@@ -60,8 +60,11 @@ func NewTensor(t *wire.Tensor, r *Round, s Shell) (*Tensor, error) {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
 	}
-	if !t.Kind.Reduces() && t.Kind != units.Accumulate {
-		n.Type, n.Reduce, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
+	if !t.Kind.HasOp() { // what a rank says of that is none
+		n.Reduce, n.Prescale, n.Postscale = units.Sum, 1, 1
+		if !t.Kind.Reduces() {
+			n.Type = units.Int64
+		}
 	}
 	// Where an iteration may be closed without a rank, a part of that rank's push must not be in the sum.
 	n.Whole = n.Reduce == units.Adasum || r.RankOrder || r.Elastic || !n.Model.Whole()

@@ -251,6 +251,27 @@ func TestAMalformedMessageFailsTheOperation(t *testing.T) {
 	}
 }
 
+// A barrier has an operator and scales as little as it has bytes, whatever its ranks say.
+func TestABarrierHasNoOperator(t *testing.T) {
+	for op := units.ReduceOp(0); op.Valid(); op++ {
+		for _, dtype := range []units.DType{units.Uint8, units.Float32} {
+			p := newPlay(t, func(_ *play, w *wire.Tensor) {
+				w.Kind, w.Op, w.DType, w.Parts, w.Prescale, w.Postscale = units.Barrier, op, dtype, []uint32{0}, 2, 3
+			})
+			for rank := range p.ranks {
+				if err := p.room.Serve(p.ranks[rank].Request(wire.Header{Type: wire.TypePush, Tensor: 1, DType: dtype}, nil, 0)); err != nil {
+					t.Fatalf("%v of %v: %v", op, dtype, err)
+				}
+			}
+			for rank := range p.ranks {
+				if a := p.ranks[rank].Take(); len(a) != 1 || a[0].Err != nil || a[0].Type != wire.TypeResult || len(a[0].Payload) > 0 {
+					t.Errorf("%v of %v: rank %d gets %+v", op, dtype, rank, a)
+				}
+			}
+		}
+	}
+}
+
 // The residual of the answers goes to a checkpoint and comes back; without one the answer is empty.
 func TestAResidualComesBackAsItWasSet(t *testing.T) {
 	p := newPlay(t, func(_ *play, w *wire.Tensor) { w.Codec = "topk:0.5" })
