@@ -117,7 +117,7 @@ func (r *round) announce(t *wire.Tensor) error {
 		if have.Name != t.Name || have.ProcessSet != t.ProcessSet || have.signature != t.Signature() {
 			return fmt.Errorf("tensor %d is %q %s, not %q %s", t.ID, have.Name, have.signature, t.Name, t.Signature())
 		}
-		return nil
+		return r.agrees(&have.Tensor.Tensor, t)
 	}
 	if len(r.tensors) >= limits.MaxTensors {
 		return fmt.Errorf("tensor %q: %d tensors are declared, limit %d", t.Name, len(r.tensors), limits.MaxTensors)
@@ -127,6 +127,20 @@ func (r *round) announce(t *wire.Tensor) error {
 		r.tensors[t.ID], kept = n, true
 	}
 	return err
+}
+
+// agrees checks what a rank says of a tensor's partitions against what another has said. It has that from the scheduler, which numbers tensors by their partitions and process
+// sets; where those lie it says where its host sums first.
+func (r *round) agrees(have, t *wire.Tensor) error {
+	switch {
+	case !slices.Equal(have.Ranks, t.Ranks):
+		return fmt.Errorf("tensor %d, %q, is of ranks %v, not %v", t.ID, t.Name, have.Ranks, t.Ranks)
+	case !slices.Equal(have.Parts, t.Parts):
+		return fmt.Errorf("tensor %d, %q, is cut into %d partitions, not these %d", t.ID, t.Name, len(have.Parts), len(t.Parts))
+	case r.settings.Hosts.Uplink != nil && !slices.Equal(have.Servers, t.Servers):
+		return fmt.Errorf("tensor %d, %q, has its partitions on other servers", t.ID, t.Name)
+	}
+	return nil
 }
 
 // costOf is what the memory limit is charged with for a tensor that is announced, in bytes.

@@ -1,6 +1,7 @@
 package room
 
 import (
+	"fmt"
 	"math/bits"
 	"slices"
 
@@ -99,6 +100,15 @@ func (t *Tensor) spreads() bool { return t.Reduce == units.Average && reduce.Acc
 // spread is the least power of two that is not less than the ranks of a host. Their sum, divided by it, overflows no more than they do, and above the least
 // normal number keeps its digits.
 func spread(ranks int) float64 { return float64(uint64(1) << bits.Len(uint(ranks-1))) }
+
+// checkServers finds a server that sums of this host cannot be handed on to: there is none of that number.
+func (t *Tensor) checkServers() error {
+	servers := len(t.Round.Membership.Now().Servers)
+	if t.Round.Hosts.Uplink != nil && slices.ContainsFunc(t.Servers, func(s int) bool { return s >= servers }) {
+		return fmt.Errorf("its partitions are on servers %v, where the job has %d", t.Servers, servers)
+	}
+	return nil
+}
 
 // setHosts finds how sums of hosts concern the tensor.
 func (t *Tensor) setHosts() {

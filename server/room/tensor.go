@@ -198,6 +198,9 @@ func (t *Tensor) check() error {
 	if err := t.checkHeld(); err != nil {
 		return err
 	}
+	if err := t.checkServers(); err != nil {
+		return err
+	}
 	unit := t.Type.Size()
 	switch t.Kind {
 	case units.Broadcast:
