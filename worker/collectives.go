@@ -262,8 +262,10 @@ func (o *operation) counts(b []byte) []int64 {
 // allocate makes the output memory, once its size is known.
 func (o *operation) allocate(rows, bytes []int64) bool {
 	var total int64
+	row := o.rowBytes()
 	for i, b := range bytes {
-		if rows[i] < 0 || b < 0 || b > limits.MaxTensor || total+b > limits.MaxTensor {
+		wraps := row > 0 && rows[i] > limits.MaxTensor/row // then bytes say nothing
+		if rows[i] < 0 || wraps || b < 0 || b > limits.MaxTensor || total+b > limits.MaxTensor {
 			o.giveUp(fmt.Errorf("%w: %v %q of more than %d bytes", ErrMemory, o.Kind, o.name(), int64(limits.MaxTensor)))
 			return false
 		}

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -269,26 +270,46 @@ func serverSeeds() (inputs [][]byte) {
 	return append(inputs, all)
 }
 
+// sized is how an operation of rank 0 ends, of two that bring 4 rows of an element each, where a server says that the sizes are these.
+func sized(t *testing.T, kind units.Kind, dtype units.DType, sizes ...uint64) (failure error) {
+	o := &operation{Op: Op{Kind: kind, DType: dtype, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{4}, Input: make([]byte, 4*dtype.Size()), Name: "x"}}
+	o.e = New(Config{
+		Membership: membership.NewView(&membership.Epoch{Workers: make([]membership.Worker, 2)}),
+		Alloc: func(n int) []byte {
+			t.Errorf("%v takes memory, %d bytes", kind, n)
+			return nil
+		},
+	})
+	defer o.e.Shutdown(t.Context())
+	o.e.untold.Add(1)
+	o.n = &nameState{Uses: agreement.NewUses[*operation, *declaration](0)}
+	o.Done = func(_ Output, err error) { failure = err }
+	for _, n := range sizes {
+		o.sizes = binary.NativeEndian.AppendUint64(o.sizes, n)
+	}
+	if kind == units.Allgather {
+		o.gather()
+	} else {
+		o.exchange()
+	}
+	return failure
+}
+
 // TestSizesThatAreNotThisRanksOwnAreAnError: a server must return the sizes that this rank sent.
 func TestSizesThatAreNotThisRanksOwnAreAnError(t *testing.T) {
-	for _, kind := range []units.Kind{units.Allgather, units.Alltoall} {
-		o := &operation{Op: Op{Kind: kind, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{4}, Input: make([]byte, 4), Name: "x"}}
-		o.e = New(Config{Membership: membership.NewView(&membership.Epoch{Workers: make([]membership.Worker, 2)})})
-		o.e.untold.Add(1)
-		o.n = &nameState{Uses: agreement.NewUses[*operation, *declaration](0)}
-		var failure error
-		o.Done = func(_ Output, err error) { failure = err }
-		o.sizes = make([]byte, 8*4)
-		o.sizes[0] = 77
-		if kind == units.Allgather {
-			o.sizes = o.sizes[:16]
-			o.gather()
-		} else {
-			o.exchange()
+	for kind, sizes := range map[units.Kind][]uint64{units.Allgather: {77, 0}, units.Alltoall: {77, 0, 0, 0}} {
+		if err := sized(t, kind, units.Uint8, sizes...); err == nil || errors.Is(err, ErrMemory) {
+			t.Errorf("%v: %v, want an error about the sizes", kind, err)
 		}
-		if failure == nil || errors.Is(failure, ErrMemory) {
-			t.Errorf("%v: %v, want an error about the sizes", kind, failure)
+	}
+}
+
+// TestRowsWhoseBytesWrapAroundAreTooMany: another rank says that it brings them, and its 2^62 + 2 rows of 4 bytes count as 8 bytes.
+func TestRowsWhoseBytesWrapAroundAreTooMany(t *testing.T) {
+	const rows = 1<<62 + 2
+	for kind, sizes := range map[units.Kind][]uint64{units.Allgather: {4 + 1, rows + 1}, units.Alltoall: {2, 2, rows, 0}} {
+		if err := sized(t, kind, units.Float32, sizes...); !errors.Is(err, ErrMemory) {
+			t.Errorf("%v: %v, want that it is too large", kind, err)
 		}
-		o.e.Shutdown(t.Context())
 	}
 }
