@@ -84,6 +84,7 @@ func (s *Server) Drain() {
 	r.mu.Lock()
 	r.farewell = true
 	r.mu.Unlock()
+	r.settings.Leaves.Store(true) // ahead of the keys that there are: others are made with it
 	for _, t := range r.inUse() {
 		t.keys.Leave(r.sender)
 	}

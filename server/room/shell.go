@@ -3,6 +3,7 @@ package room
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -50,6 +51,7 @@ type Round struct {
 	Membership    *membership.View
 	Here          int // index of this server
 	Hosts         Hosts
+	Leaves        atomic.Bool // it is about to leave an elastic job, and has given away what only it had
 }
 
 // WaitingBytes is what a server's memory limit is charged with for each request that waits: what is noted of it, and of

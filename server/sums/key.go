@@ -35,9 +35,15 @@ func newKey(t *room.Tensor, part uint32) (*key, error) {
 		return nil, err
 	}
 	k := &key{Part: p, iterations: iterations{Part: p, machine: m, slots: map[uint64]*slot{}}}
+	k.iterations.left = t.Round.Leaves.Load() && k.keepsResidual()
 	k.iterations.climbOf = k.climbOf
 	k.mu.Place(room.LevelKey, "sums.key.mu")
 	return k, nil
+}
+
+// keepsResidual reports whether the key's answers have a residual.
+func (k *key) keepsResidual() bool {
+	return k.Coding != nil && k.Answers.ResidualBytes(k.Coding.Elements) > 0
 }
 
 // push adds one rank's partition: the worker's in this process where it lies, as others are added, and what comes

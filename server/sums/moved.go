@@ -65,7 +65,7 @@ func (n *iterations) handOn() *room.Buffer {
 
 // leave empties a key whose answers have a residual, and takes that out.
 func (k *key) leave() *room.Buffer {
-	if k.Coding == nil || k.Answers.ResidualBytes(k.Coding.Elements) == 0 {
+	if !k.keepsResidual() {
 		return nil
 	}
 	k.mu.Lock()

@@ -207,6 +207,21 @@ func TestResidualsOfAServerThatLeavesAreCarried(t *testing.T) {
 	p.noResidual(0) // its heir may have one
 }
 
+// What comes for the first time to a server that has given everything away is for its heir, too: a residual of another server that has left before.
+func TestAServerThatHasLeftTakesNoResidual(t *testing.T) {
+	p := newPlay(t, func(p *play, w *wire.Tensor) {
+		p.shell.Elastic(t)
+		w.Codec = "topk:0.5"
+	})
+	p.shell.Round.Leaves.Store(true)
+	p.serve(1, wire.Header{Type: wire.TypeResidual}, roomtest.Floats(n, 3))
+	p.took(1) // it has it still
+	p.noResidual(1)
+	p.coded(0, 0)
+	p.took(0)
+	p.lent(false)
+}
+
 // Of a server that leaves the rank carries the residual in whose checkpoint it is: it asks the heir behind that.
 func TestTheRankThatAsksForAResidualCarriesIt(t *testing.T) {
 	for _, gone := range []bool{false, true} {

@@ -12,7 +12,7 @@ import (
 
 // state gives a rank the residual of a key's answers, for its checkpoint. A rank asks for what it has got the last
 // answer of, so that no sum is closed until it pushes again; but the push of another rank may have the residual leave. Without a residual the
-// answer is empty. Where there may be one elsewhere, there is none.
+// answer is empty. Where it may be elsewhere the answer is that the key has been moved, or there is none.
 func (k *key) state(q *room.Request) error {
 	if err := k.coded(q); err != nil {
 		return err
