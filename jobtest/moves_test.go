@@ -217,18 +217,18 @@ func (h *homes) Ended(_ worker.Observed, exchanges []worker.Exchange, _ error) {
 }
 
 // stateDuring is what all ranks have in their states after some sums, while something happens to the servers and the ranks go on.
-func stateDuring(t *testing.T, change func(j *jobtest.Job), before func(rank int)) [][]byte {
+func stateDuring(t *testing.T, change func(j *jobtest.Job, network *transporttest.Network), before func(j *jobtest.Job, rank int)) [][]byte {
 	all := make([][]byte, 3)
 	synctest.Test(t, func(t *testing.T) {
 		gradient := func(k, rank int) []float64 { return jobtest.Normal(50_000, uint64(k), uint64(rank)) }
-		j := apart(t, len(all), 2)
+		j, network := apartOn(t, len(all), jobtest.Dedicated(2))
 		j.Start()
 		for k := range 3 {
 			averages(j, "g", jobtest.CodedBy("topk:0.1"), units.Float32, func(rank int) []float64 { return gradient(k, rank) })
 		}
-		change(j)
+		change(j, network)
 		averages(j, "g", jobtest.CodedBy("topk:0.1"), units.Float32, func(rank int) []float64 {
-			before(rank)
+			before(j, rank)
 			state, err := stateOf(j, rank)
 			if err != nil {
 				t.Errorf("rank %d: %v", rank, err)
@@ -242,10 +242,10 @@ func stateDuring(t *testing.T, change func(j *jobtest.Job), before func(rank int
 
 // TestAStateHasTheResidualsOfServersThatLeave, at any moment: those of keys that a rank keeps it brings to the heirs itself, before it asks them.
 func TestAStateHasTheResidualsOfServersThatLeave(t *testing.T) {
-	want := stateDuring(t, func(*jobtest.Job) {}, func(int) {})
+	want := undisturbed(t)
 	for _, after := range []time.Duration{0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 1000} {
 		after *= time.Millisecond
-		got := stateDuring(t, func(j *jobtest.Job) { go j.StopServer(0) }, func(int) { time.Sleep(after) }) // virtual
+		got := stateDuring(t, func(j *jobtest.Job, _ *transporttest.Network) { go j.StopServer(0) }, func(*jobtest.Job, int) { time.Sleep(after) }) // virtual
 		for rank := range want {
 			if string(got[rank]) != string(want[rank]) {
 				t.Errorf("after %v rank %d has another state than without", after, rank)
@@ -256,12 +256,9 @@ func TestAStateHasTheResidualsOfServersThatLeave(t *testing.T) {
 
 // TestAStateHasTheResidualsOfKeysThatMove, also where other ranks have pushed since, and carry them.
 func TestAStateHasTheResidualsOfKeysThatMove(t *testing.T) {
-	want := stateDuring(t, func(*jobtest.Job) {}, func(int) {})
+	want := undisturbed(t)
 	for late := range want {
-		got := stateDuring(t, func(j *jobtest.Job) {
-			j.StartServer()
-			time.Sleep(time.Second) // virtual: keys have moved
-		}, func(rank int) {
+		got := stateDuring(t, comes, func(_ *jobtest.Job, rank int) {
 			if rank == late {
 				time.Sleep(time.Second)
 			}
@@ -272,6 +269,47 @@ func TestAStateHasTheResidualsOfKeysThatMove(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestAStateHasTheResidualsOfKeysThatMoveFromAServerThatLeaves, also where other ranks carry them over slow links.
+func TestAStateHasTheResidualsOfKeysThatMoveFromAServerThatLeaves(t *testing.T) {
+	want := undisturbed(t)
+	for late := range want {
+		for server := range 2 {
+			got := stateDuring(t, func(j *jobtest.Job, network *transporttest.Network) {
+				comes(j, network)
+				for rank := range want {
+					if rank == late {
+						continue
+					}
+					if err := network.Script(fmt.Sprintf("at 0s %s<->%s rate %d\n", nodeName(rank), serverName(2), 100<<10)); err != nil {
+						t.Error(err)
+					}
+				}
+			}, func(j *jobtest.Job, rank int) {
+				if rank == late {
+					time.Sleep(20 * time.Millisecond) // virtual: others have pushed
+					go j.StopServer(server)
+					time.Sleep(20 * time.Millisecond)
+				}
+			})
+			for rank := range want {
+				if string(got[rank]) != string(want[rank]) {
+					t.Errorf("rank %d is late, server %d leaves: rank %d has another state than without", late, server, rank)
+				}
+			}
+		}
+	}
+}
+
+// comes has a server join, and keys in use move to it.
+func comes(j *jobtest.Job, _ *transporttest.Network) {
+	j.StartServer()
+	time.Sleep(time.Second) // virtual
+}
+
+func undisturbed(t *testing.T) [][]byte {
+	return stateDuring(t, func(*jobtest.Job, *transporttest.Network) {}, func(*jobtest.Job, int) {})
 }
 
 // TestAMovedValueIsTheSameBits as without the move, to a server that joins or from one that leaves, also where what ranks have read of it is not exact: its codec leaves much out, its gate holds it back, or its type

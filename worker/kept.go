@@ -32,8 +32,9 @@ type kept struct {
 // residual is that of a key's answers, which a server has handed on. It is kept until another one says that it has it.
 type residual struct {
 	elements []byte
-	with     int  // the server that it is on its way to, or has come from where that is about to leave, and takes nothing any more; -1 for none
-	sent     bool // it is on its way
+	with     int        // the server that it is on its way to, or has come from where that is about to leave, and takes nothing any more; -1 for none
+	sent     bool       // it is on its way
+	flags    wire.Flags // FlagCopy, or none
 }
 
 // given is what a server gives of a held value that has been moved to another one.
@@ -151,10 +152,10 @@ func (k *kept) hold(id keyOf, all []residual) {
 	k.carries.Store(int32(len(k.residuals)))
 }
 
-// carried is a residual that leaves for a key at a server now, nil for none. It is not ok where that has more bytes than the limit.
-func (k *kept) carried(id keyOf, server, limit int) (elements []byte, ok bool) {
+// carried is a residual that leaves for a key at a server now, with the flags of its frame; nil for none. It is not ok where that has more bytes than the limit.
+func (k *kept) carried(id keyOf, server, limit int) (elements []byte, flags wire.Flags, ok bool) {
 	if k.carries.Load() == 0 {
-		return nil, true
+		return nil, 0, true
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -164,12 +165,12 @@ func (k *kept) carried(id keyOf, server, limit int) (elements []byte, ok bool) {
 			continue
 		}
 		if len(r.elements) > limit {
-			return nil, false
+			return nil, 0, false
 		}
 		r.with, r.sent = server, true
-		return r.elements, true
+		return r.elements, r.flags, true
 	}
-	return nil, true
+	return nil, 0, true
 }
 
 // arrived forgets a residual that was on its way to a server, which has it, or sends it back.

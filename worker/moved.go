@@ -126,7 +126,7 @@ func (p *peer) givenOf(h *wire.Header) (*declaration, error) {
 func (p *peer) gives(d *declaration, h *wire.Header, value []byte) error {
 	id, leaves := keyOf{h.Tensor, h.Part}, h.Flags&wire.FlagLast != 0
 	if h.Type == wire.TypeResidual {
-		p.handsOn(id, value, leaves)
+		p.handsOn(id, value, h.Flags)
 		return nil
 	}
 	r, err := p.e.kept.gives(id, value)
@@ -140,9 +140,9 @@ func (p *peer) gives(d *declaration, h *wire.Header, value []byte) error {
 }
 
 // handsOn takes a residual, or where it is empty the word that the server has the one that this rank has brought.
-func (p *peer) handsOn(id keyOf, elements []byte, leaves bool) {
-	r := residual{elements: elements, with: -1}
-	if leaves {
+func (p *peer) handsOn(id keyOf, elements []byte, flags wire.Flags) {
+	r := residual{elements: elements, with: -1, flags: flags & wire.FlagCopy}
+	if flags&wire.FlagLast != 0 {
 		r.with = p.index
 	} else { // it has what is on its way there, or sends it back
 		p.e.kept.arrived(id, p.index)
@@ -167,10 +167,12 @@ func (e *Engine) bringResiduals(id keyOf, server int) {
 	}
 	p := e.wayTo(to).(*peer)
 	for {
-		residual, _ := e.kept.carried(id, to, math.MaxInt)
+		residual, flags, _ := e.kept.carried(id, to, math.MaxInt)
 		if residual == nil {
 			return
 		}
+		h := h
+		h.Flags |= flags
 		p.on(id.tensor+id.part, func(c *connTraffic) { p.traffic.behind(c, d, outbox.Frame{Header: h, Payload: residual}) })
 	}
 }

@@ -268,7 +268,7 @@ func TestAResidualGoesOnFromAServerThatLeaves(t *testing.T) {
 
 // A rank asks for the residual of its checkpoint behind what it carries: where its server leaves, and where that says that the key is elsewhere.
 func TestAStateIsAskedForBehindTheResidual(t *testing.T) {
-	for _, leaves := range []bool{true, false} {
+	for _, flags := range []wire.Flags{wire.FlagLast, wire.FlagLast | wire.FlagCopy, 0, wire.FlagCopy} {
 		move(t, "asp", func(m *moving) {
 			m.answers(m.gets(0, wire.TypePush), 0, 6)
 			m.wantEnd(m.done, nil)
@@ -281,18 +281,17 @@ func TestAStateIsAskedForBehindTheResidual(t *testing.T) {
 				m.done <- err
 			}()
 			q := m.gets(0, wire.TypeState)
-			if leaves {
-				m.handsOn(0, q, wire.FlagLast, 1, 2, 3, 4)
+			m.handsOn(0, q, flags, 1, 2, 3, 4)
+			if flags&wire.FlagLast != 0 { // it leaves; else that is sent back
 				m.servers[0].send(m.servers[0].conns[0], wire.Header{Type: wire.TypeBye}, nil)
 				synctest.Wait()
 				m.loses(0, true)
 			} else {
-				m.handsOn(0, q, 0, 1, 2, 3, 4) // which is sent back
 				m.about(0, q, wire.Header{Type: wire.TypeMoved}, nil)
 				m.movesTensor(q.Tensor, 1)
 			}
-			if r := m.gets(1, wire.TypeResidual, wire.TypeState); !bytes.Equal(r.payload, []byte{1, 2, 3, 4}) {
-				t.Errorf("server 1 gets the residual %v", r.payload)
+			if r := m.gets(1, wire.TypeResidual, wire.TypeState); !bytes.Equal(r.payload, []byte{1, 2, 3, 4}) || r.Flags != flags&wire.FlagCopy {
+				t.Errorf("server 1 gets the residual %v, %v", r.Header, r.payload)
 			}
 			m.about(1, m.gets(1, wire.TypeState, wire.TypeResidual), wire.Header{Type: wire.TypeResult, DType: units.Float32}, []byte{1, 2, 3, 4})
 			m.wantEnd(m.done, nil)

@@ -131,12 +131,12 @@ func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
 			return frame, nil, true
 		}
 		if f.elastic && t.followsResidual() {
-			residual, ok := f.kept.carried(keyOf{t.h.Tensor, t.h.Part}, f.server, limit)
+			residual, flags, ok := f.kept.carried(keyOf{t.h.Tensor, t.h.Part}, f.server, limit)
 			if !ok {
 				return outbox.Frame{}, nil, false
 			}
 			if residual != nil {
-				h := wire.Header{Type: wire.TypeResidual, Flags: t.h.Flags & wire.FlagAuthenticated, DType: units.Float32, Epoch: t.h.Epoch, Tensor: t.h.Tensor, Part: t.h.Part, Seq: t.h.Seq, Iteration: t.h.Iteration, Rank: t.h.Rank}
+				h := wire.Header{Type: wire.TypeResidual, Flags: t.h.Flags&wire.FlagAuthenticated | flags, DType: units.Float32, Epoch: t.h.Epoch, Tensor: t.h.Tensor, Part: t.h.Part, Seq: t.h.Seq, Iteration: t.h.Iteration, Rank: t.h.Rank}
 				return outbox.Frame{Header: h, Payload: residual}, nil, true
 			}
 		}

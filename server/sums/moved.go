@@ -8,6 +8,7 @@ import (
 
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/inprocess"
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -63,27 +64,31 @@ func (n *iterations) handOn() *room.Buffer {
 	return residual
 }
 
-// leave empties a key whose answers have a residual, and takes that out.
-func (k *key) leave() *room.Buffer {
+// leave empties a key whose answers have a residual, and takes that out, with the flags of its frame. Where another rank is on its way with it, it is a copy for the rank
+// whose checkpoint has it, if that would still ask here: it may ask the key's new server before the other one is there.
+func (k *key) leave(keeper int) (residual *room.Buffer, flags wire.Flags) {
 	if !k.keepsResidual() {
-		return nil
+		return nil, 0
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	n := &k.iterations
 	n.left = true
 	n.cancel(0)
-	n.handed.forget()
-	residual := n.residual
+	residual, flags = n.residual, wire.FlagLast
+	if residual == nil && n.handed.askers.Has(keeper) {
+		residual, flags = n.handed.residual.Share(), flags|wire.FlagCopy
+	}
 	n.residual = nil
-	return residual
+	n.handed.forget()
+	return residual, flags
 }
 
 // carry has a rank carry a residual to where the key is.
-func (k *key) carry(residual *room.Buffer, to room.Reply, leaving wire.Flags) {
+func (k *key) carry(residual *room.Buffer, to room.Reply, flags wire.Flags) {
 	if residual != nil {
 		h := k.residualHeader()
-		h.Flags = k.AnswerFlags() | leaving
+		h.Flags = k.AnswerFlags() | flags
 		to.To.Send(h, residual.Bytes, residual, to.Priority)
 	}
 }
@@ -143,14 +148,18 @@ func (k *key) inherit(q *room.Request) error {
 	k.mu.Lock()
 	away, answers := k.iterations.elsewhere()
 	left := k.iterations.left
-	if !away && !left {
+	switch {
+	case away || left:
+	case q.Has(wire.FlagCopy):
+		k.iterations.keepCopy(carried, q.From())
+	default:
 		err = k.iterations.addResidual(carried)
 	}
 	k.mu.Unlock()
 	k.deliver(answers)
 	switch {
 	case away: // its rank is to carry it on
-		k.carry(carried, q.Reply, 0)
+		k.carry(carried, q.Reply, q.Flags&wire.FlagCopy)
 	case left: // its rank is about to hear that, and brings it to the heir
 		carried.Sent(nil)
 	default:
@@ -185,6 +194,15 @@ func (n *iterations) addResidual(carried *room.Buffer) error {
 		reduce.Add(units.Sum, units.Float32, residual, carried.Bytes, 1)
 	}
 	return err
+}
+
+// keepCopy keeps a copy of a residual that another rank is on its way with, for the checkpoint of the rank that has brought it, unless it has come.
+func (n *iterations) keepCopy(carried *room.Buffer, rank int) {
+	if n.residual != nil || n.handed.residual != nil || n.GivenUp() {
+		carried.Sent(nil)
+		return
+	}
+	n.handed = handed{residual: carried, askers: rankset.Of(rank)}
 }
 
 // comeTooLate ends a push whose iteration is not here any more: it was given up, or the key has left while the push arrived.

@@ -207,6 +207,58 @@ func TestResidualsOfAServerThatLeavesAreCarried(t *testing.T) {
 	p.noResidual(0) // its heir may have one
 }
 
+// A server that leaves gives the rank whose checkpoint has a residual, which another rank carries, a copy. That is at the next server for that rank alone, and until the residual comes.
+func TestACopyIsForOneCheckpoint(t *testing.T) {
+	p := movable(t)
+	keeper := p.w.Keeper(0)
+	p.shell.MoveTo(t, 1)
+	for rank := range p.ranks {
+		if rank != keeper {
+			p.coded(rank, 0)
+			p.ranks[rank].Take()
+		}
+	}
+	p.room.Leave(func(rank int) room.Sender { return p.ranks[rank] })
+	if got := p.took(keeper, wire.TypeResidual)[0]; !bytes.Equal(got.Payload, roomtest.Floats(n, 3)) || got.Flags != wire.FlagLast|wire.FlagCopy {
+		t.Errorf("its rank gets %v", got)
+	}
+	p.lent(false)
+
+	next := newPlay(t, func(p *play, w *wire.Tensor) {
+		p.shell.Elastic(t)
+		w.Codec = "topk:0.5"
+	})
+	next.ranks[2] = &roomtest.Rank{Number: 2}
+	bring := func(rank int, flags wire.Flags, want int) {
+		t.Helper()
+		next.serve(rank, wire.Header{Type: wire.TypeResidual, Flags: flags}, roomtest.Floats(n, 3))
+		if want == 0 {
+			flags = 0
+		}
+		if got := next.took(rank, wire.TypeResidual)[0]; len(got.Payload) != want || got.Flags != flags {
+			t.Errorf("rank %d gets %v, want %d bytes back", rank, got, want)
+		}
+	}
+	next.shell.MoveTo(t, 1)
+	bring(1, wire.FlagCopy, 4*n)
+	next.shell.MoveTo(t, 0)
+	bring(1, wire.FlagCopy, 0)
+	next.residual(0) // rank 0 has none
+	state := func() {
+		t.Helper()
+		next.serve(1, wire.Header{Type: wire.TypeState}, nil)
+		if got := next.took(1, wire.TypeResult)[0].Payload; !bytes.Equal(got, roomtest.Floats(n, 3)) {
+			t.Errorf("rank 1 has the residual %v", got)
+		}
+	}
+	state()
+	bring(2, 0, 0)
+	next.residual(3)
+	bring(1, wire.FlagCopy, 0) // too late
+	state()
+	next.residual(3)
+}
+
 // What comes for the first time to a server that has given everything away is for its heir, too: a residual of another server that has left before.
 func TestAServerThatHasLeftTakesNoResidual(t *testing.T) {
 	p := newPlay(t, func(p *play, w *wire.Tensor) {

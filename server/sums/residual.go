@@ -47,7 +47,7 @@ func (n *iterations) stateFor(rank int) *room.Buffer {
 }
 
 // handed is a residual that has been handed on, for checkpoints of ranks that still have to push: they do not know that it is elsewhere. It has no memory of its own
-// while it is on its way. No sum that changes it is closed before they all have pushed, and they push here first.
+// while it is on its way. No sum that changes it is closed before they all have pushed, and they push here first. Or it is a copy of one that has been handed on elsewhere.
 type handed struct {
 	residual *room.Buffer // nil for none
 	askers   rankset.Set  // those ranks

@@ -74,11 +74,13 @@ func (x *Room) Leave(to func(rank int) room.Sender) {
 		return
 	}
 	for _, k := range x.All() {
-		sender := there[x.t.Keeper(k.Number)]
+		keeper := x.t.Keeper(k.Number)
+		sender := there[keeper]
 		if sender == nil {
 			sender = first
 		}
-		k.carry(k.leave(), room.Reply{To: sender}, wire.FlagLast)
+		residual, flags := k.leave(keeper)
+		k.carry(residual, room.Reply{To: sender}, flags)
 	}
 }
 

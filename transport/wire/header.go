@@ -137,8 +137,10 @@ const (
 	// FlagInPlace on a push: the payload is a Place, where the tensor lies in the memory that the sender lends, and where the answer
 	// belongs. On a result: the answer has been written there.
 	FlagInPlace
+	// FlagCopy on a residual: another rank brings it to where the key is; this one is for the receiver's checkpoint alone, and for nobody else's.
+	FlagCopy
 	knownFlags = FlagHome | FlagNoPull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain | FlagAsk |
-		FlagAuthenticated | FlagInPlace
+		FlagAuthenticated | FlagInPlace | FlagCopy
 )
 
 // Values of a header's Codec.
