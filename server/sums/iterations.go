@@ -36,6 +36,7 @@ type iterations struct {
 	before   uint64       // coded: iterations that the tensor had before it was declared, as the rank says that knows of most
 	residual *room.Buffer // coded: of the answers; nil before the first
 	handed   handed       // coded: the last one that went elsewhere, until another one is here
+	here     rankset.Set  // coded: ranks that have pushed here, or brought a residual, and were not sent away since: their next push comes here, too
 }
 
 // waiter is a rank that gets the result.
@@ -76,6 +77,7 @@ func (n *iterations) open(q *room.Request) (*slot, error) {
 	}
 	if n.Coding != nil {
 		n.before = max(n.before, uint64(q.Before))
+		n.here.Add(q.From())
 	}
 	if n.Round.Elastic {
 		if err := n.reach(q.Iteration); err != nil {

@@ -45,13 +45,19 @@ func (n *iterations) elsewhere() (away bool, answers []answer) {
 		}
 	}
 	for _, rank := range pushed {
-		n.handed.pushed(rank)
+		n.sentAway(rank)
 	}
 	n.cancel(0)
 	if err := n.start(0); err != nil { // as a key that has never been here, if it comes back
 		answers = append(answers, answer{refused: err})
 	}
 	return true, answers
+}
+
+// sentAway notes that a rank's push goes to another server, as what that rank pushes and asks next.
+func (n *iterations) sentAway(rank int) {
+	n.here.Remove(rank)
+	n.handed.pushed(rank)
 }
 
 // handOn takes the residual out of a key that is elsewhere, nil for none.
@@ -64,24 +70,36 @@ func (n *iterations) handOn() *room.Buffer {
 	return residual
 }
 
-// leave empties a key whose answers have a residual, and takes that out, with the flags of its frame. Where another rank is on its way with it, it is a copy for the rank
-// whose checkpoint has it, if that would still ask here: it may ask the key's new server before the other one is there.
-func (k *key) leave(keeper int) (residual *room.Buffer, flags wire.Flags) {
+// leave empties a key whose answers have a residual, and takes that out, with the rank among those there that is to carry it, and the flags of its frame.
+func (k *key) leave(there rankset.Set) (residual *room.Buffer, carrier int, flags wire.Flags) {
 	if !k.keepsResidual() {
-		return nil, 0
+		return nil, 0, 0
 	}
+	keeper := k.Keeper(k.Number)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	n := &k.iterations
 	n.left = true
 	n.cancel(0)
-	residual, flags = n.residual, wire.FlagLast
-	if residual == nil && n.handed.askers.Has(keeper) {
-		residual, flags = n.handed.residual.Share(), flags|wire.FlagCopy
+	residual, carrier, flags = n.residual, n.carrier(keeper, there), wire.FlagLast
+	if residual == nil && n.handed.askers.Has(keeper) && there.Has(keeper) { // another rank is on its way with it, and may come to the key's server after the keeper's question
+		residual, carrier, flags = n.handed.residual.Share(), keeper, flags|wire.FlagCopy
 	}
 	n.residual = nil
 	n.handed.forget()
-	return residual, flags
+	return residual, carrier, flags
+}
+
+// carrier is who of the ranks there is to carry a residual from a server that leaves: one that pushes here, because the others do not wait for the server's goodbye, and a sum
+// may close at the heir before they bring it; of those the keeper, in whose checkpoint it is. A keeper that does not push here asks elsewhere.
+func (n *iterations) carrier(keeper int, there rankset.Set) int {
+	if here := n.here.Overlap(there); here.Len() > 0 {
+		there = here
+	}
+	if there.Has(keeper) {
+		return keeper
+	}
+	return there.Ranks()[0]
 }
 
 // carry has a rank carry a residual to where the key is.
@@ -119,7 +137,7 @@ func (k *key) sendAway(q *room.Request) error {
 		if away {
 			residual = k.iterations.handOn()
 		}
-		k.iterations.handed.pushed(q.From())
+		k.iterations.sentAway(q.From())
 		k.mu.Unlock()
 		k.deliver(answers)
 		k.carry(residual, q.Reply, 0)
@@ -148,6 +166,9 @@ func (k *key) inherit(q *room.Request) error {
 	k.mu.Lock()
 	away, answers := k.iterations.elsewhere()
 	left := k.iterations.left
+	if !away && !left {
+		k.iterations.here.Add(q.From())
+	}
 	switch {
 	case away || left:
 	case q.Has(wire.FlagCopy):

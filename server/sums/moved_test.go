@@ -259,6 +259,23 @@ func TestACopyIsForOneCheckpoint(t *testing.T) {
 	next.residual(3)
 }
 
+// A rank that pushes elsewhere carries nothing, though its checkpoint has the residual: it does not wait for the server's goodbye before it pushes at the heir.
+func TestARankThatPushesHereCarriesTheResidual(t *testing.T) {
+	p := newPlay(t, func(p *play, w *wire.Tensor) {
+		p.shell.Elastic(t)
+		w.Codec = "topk:0.5"
+	})
+	p.ranks[2] = &roomtest.Rank{Number: 2}
+	keeper := p.w.Keeper(0)
+	brings := (keeper + 1) % len(p.ranks)
+	p.serve(brings, wire.Header{Type: wire.TypeResidual}, roomtest.Floats(n, 3))
+	p.took(brings, wire.TypeResidual)
+	p.coded(brings, 0)
+	p.room.Leave(func(rank int) room.Sender { return p.ranks[rank] })
+	p.took(keeper)
+	p.took(brings, wire.TypeResidual)
+}
+
 // What comes for the first time to a server that has given everything away is for its heir, too: a residual of another server that has left before.
 func TestAServerThatHasLeftTakesNoResidual(t *testing.T) {
 	p := newPlay(t, func(p *play, w *wire.Tensor) {
@@ -281,6 +298,12 @@ func TestTheRankThatAsksForAResidualCarriesIt(t *testing.T) {
 		keeper, first := p.w.Keeper(0), 0
 		if keeper == first {
 			t.Fatal("choose another name: it is the first rank's anyway")
+		}
+		for rank := range p.ranks {
+			p.coded(rank, 0)
+		}
+		for rank := range p.ranks {
+			p.took(rank, wire.TypeResult)
 		}
 		p.room.Leave(func(rank int) room.Sender {
 			if rank == keeper && gone {

@@ -96,6 +96,7 @@ func (k *key) restore(q *room.Request) error {
 	away, answers := k.iterations.elsewhere()
 	left := k.iterations.left
 	if !away && !left {
+		k.iterations.here.Add(q.From())
 		err = k.iterations.setResidual(4*int(q.Offset), b)
 	}
 	k.mu.Unlock()

@@ -8,6 +8,7 @@ package sums
 import (
 	"fmt"
 
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -57,30 +58,23 @@ func (x *Room) SendAway(q *room.Request) error {
 	return k.sendAway(q)
 }
 
-// Leave gives the residual of each key to the rank whose checkpoint has it, else to the first that is there, because the server is about to leave. Such keys take nothing
-// any more: what has not been answered is pushed at the heir, to which the rank brings the residual, ahead of its own question for that.
+// Leave gives the residual of each key to a rank, because the server is about to leave. Such keys take nothing any more: what has not been answered is pushed at the heir, to
+// which the rank brings the residual, ahead of that and of its own question for it.
 func (x *Room) Leave(to func(rank int) room.Sender) {
-	there := map[int]room.Sender{}
-	var first room.Sender
+	senders := map[int]room.Sender{}
+	var there rankset.Set
 	for _, rank := range x.t.Live().Ranks() {
 		if sender := to(rank); sender != nil {
-			there[rank] = sender
-			if first == nil {
-				first = sender
-			}
+			senders[rank] = sender
+			there.Add(rank)
 		}
 	}
-	if first == nil {
+	if there.Len() == 0 {
 		return
 	}
 	for _, k := range x.All() {
-		keeper := x.t.Keeper(k.Number)
-		sender := there[keeper]
-		if sender == nil {
-			sender = first
-		}
-		residual, flags := k.leave(keeper)
-		k.carry(residual, room.Reply{To: sender}, flags)
+		residual, carrier, flags := k.leave(there)
+		k.carry(residual, room.Reply{To: senders[carrier]}, flags)
 	}
 }
 
