@@ -26,6 +26,9 @@ import (
 var (
 	moves    = flag.Int("moves", seeds(8), "how many seeds TestHeldValuesMoveWithNothingLost runs")
 	moveSeed = flag.Uint64("move", 0, "the first of them: a seed that failed")
+
+	stateMoves    = flag.Int("statemoves", seeds(8), "how many seeds TestStatesHaveAllResidualsWhateverMoves runs")
+	stateMoveSeed = flag.Uint64("statemove", 0, "the first of them: a seed that failed")
 )
 
 // movers has the job's dedicated servers note what they say.
@@ -300,6 +303,81 @@ func TestAStateHasTheResidualsOfKeysThatMoveFromAServerThatLeaves(t *testing.T) 
 			}
 		}
 	}
+}
+
+// TestStatesHaveAllResidualsWhateverMoves plays jobs of which each rank takes its state before each iteration, late or not, while servers join, one leaves, and one after the
+// other turns out to be slow. All states are the same bits as without.
+func TestStatesHaveAllResidualsWhateverMoves(t *testing.T) {
+	want := statesOnTheMove(t, nil)
+	for seed := *stateMoveSeed; seed < *stateMoveSeed+uint64(*stateMoves); seed++ {
+		got := statesOnTheMove(t, rand.New(rand.NewPCG(seed, 5)))
+		for k := range want {
+			for rank := range want[k] {
+				if string(want[k][rank]) != string(got[k][rank]) {
+					t.Errorf("before iteration %d rank %d has another state than without; again: go test -tags invariants ./jobtest -run TestStatesHaveAll -statemove %d -statemoves 1", k, rank, seed)
+				}
+			}
+		}
+	}
+}
+
+// statesOnTheMove are the states of all ranks by iteration; nil for nothing that moves.
+func statesOnTheMove(t *testing.T, random *rand.Rand) [][3][]byte {
+	all := make([][3][]byte, 12)
+	synctest.Test(t, func(t *testing.T) {
+		period := time.Duration(0)
+		if random != nil {
+			period = 100 * time.Millisecond
+		}
+		j, network := apartOn(t, len(all[0]), jobtest.Dedicated(2), jobtest.With(func(s *settings.Settings) {
+			s.Connections, s.Placement, s.PlacementPeriod = 2, "psld:0.1", period
+		}))
+		j.Start()
+		var late [12][3]time.Duration
+		var changing sync.WaitGroup
+		if random != nil {
+			later := func(change func()) {
+				at := time.Duration(random.IntN(900)) * time.Millisecond
+				changing.Go(func() {
+					time.Sleep(at) // virtual
+					change()
+				})
+			}
+			for range random.IntN(3) {
+				later(j.StartServer)
+			}
+			if random.IntN(2) == 0 {
+				later(func() { j.StopServer(0) })
+			}
+			for rank := range all[0] {
+				for i, rates := range [][2]int{{1, 20}, {20, 1}} { // first the one server is slow, then the other
+					for server, rate := range rates {
+						if err := network.Script(fmt.Sprintf("at %dms %s<->%s rate %d", 400*i, nodeName(rank), serverName(server), rate<<20)); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			}
+			for k := range late {
+				for rank := range late[k] {
+					late[k][rank] = time.Duration(random.IntN(2)*random.IntN(120)) * time.Millisecond
+				}
+			}
+		}
+		for k := range all {
+			averages(j, "g", jobtest.CodedBy("topk:0.1"), units.Float32, func(rank int) []float64 {
+				time.Sleep(late[k][rank])
+				state, err := stateOf(j, rank)
+				if err != nil {
+					t.Errorf("rank %d: %v", rank, err)
+				}
+				all[k][rank] = state
+				return jobtest.Normal(50_000, uint64(k), uint64(rank))
+			})
+		}
+		changing.Wait()
+	})
+	return all
 }
 
 // comes has a server join, and keys in use move to it.
