@@ -65,7 +65,9 @@ func (n *iterations) handOn() *room.Buffer {
 	residual := n.residual
 	if residual != nil {
 		n.residual = nil
-		n.handed = handed{residual: residual.Share(), askers: n.machine.Live().Clone()}
+		if askers := n.here.Overlap(n.machine.Live()); askers.Len() > 0 { // others may go past this server
+			n.handed = handed{residual: residual.Share(), askers: askers}
+		}
 	}
 	return residual
 }
@@ -133,6 +135,10 @@ func (k *key) sendAway(q *room.Request) error {
 	case wire.TypePush:
 		var residual *room.Buffer
 		k.mu.Lock()
+		if k.iterations.left { // its rank is about to hear that, and behind that what it carries
+			k.mu.Unlock()
+			return nil
+		}
 		away, answers := k.iterations.elsewhere()
 		if away {
 			residual = k.iterations.handOn()

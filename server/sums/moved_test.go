@@ -6,6 +6,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/server/room/roomtest"
 	"github.com/paceline/paceline/transport/wire"
@@ -184,6 +185,32 @@ func TestACarriedResidualIsAdded(t *testing.T) {
 	}
 }
 
+// A rank that has never pushed here may go past this server: it asks where it pushes, and nothing is kept for it.
+func TestNothingIsKeptForRanksThatGoPast(t *testing.T) {
+	p := movable(t) // rank 0 has brought the residual
+	p.shell.MoveTo(t, 1)
+	p.coded(0, 0)
+	p.took(0, wire.TypeResidual, wire.TypeMoved)
+	p.lent(false)
+	p.noResidual(1, wire.TypeMoved)
+}
+
+// A key that has been moved from a server which then leaves sends nothing away any more: on another connection that would overtake the residual, and the rank push at the key's
+// server without it.
+func TestAServerThatLeavesSendsNothingAway(t *testing.T) {
+	p := movable(t)
+	p.shell.MoveTo(t, 1)
+	p.room.Leave(func(rank int) room.Sender { return p.ranks[rank] })
+	p.took(0, wire.TypeResidual)
+	for rank := range p.ranks {
+		h := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared}
+		if err := p.room.SendAway(p.ranks[rank].Request(h, nil, 0)); err != nil {
+			t.Fatal(err)
+		}
+		p.took(rank)
+	}
+}
+
 // A server that is about to leave has one rank carry the residual, and answers nothing any more of such a key: its heir is pushed all that it has not answered.
 func TestResidualsOfAServerThatLeavesAreCarried(t *testing.T) {
 	p := movable(t)
@@ -211,6 +238,8 @@ func TestResidualsOfAServerThatLeavesAreCarried(t *testing.T) {
 func TestACopyIsForOneCheckpoint(t *testing.T) {
 	p := movable(t)
 	keeper := p.w.Keeper(0)
+	p.serve(keeper, wire.Header{Type: wire.TypeRestore}, roomtest.Floats(n, 3))
+	p.took(keeper, wire.TypeResult)
 	p.shell.MoveTo(t, 1)
 	for rank := range p.ranks {
 		if rank != keeper {
