@@ -17,6 +17,12 @@ def begin():
     dist.init_process_group("paceline", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
 
 
+# Beside another backend's default group, where members alone make a group of ours.
+dist.init_process_group("gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=size)
+dist.new_group([0], backend="paceline")
+dist.barrier()  # Gloo's ranks have to be connected before one leaves
+dist.destroy_process_group()
+
 begin()
 dist.monitored_barrier()
 if rank == 0:

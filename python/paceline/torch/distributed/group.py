@@ -29,21 +29,20 @@ _MESSAGES = (abi.SEND, abi.RECEIVE)
 _MOVES = (abi.BROADCAST, abi.ALLGATHER, abi.ALLTOALL, *_MESSAGES)
 # How many operations a group keeps to start them again: those of a training step, and more.
 _PREPARED = 1024
-# How many default groups there were in a round of the engine's: several with hvd.init(), one otherwise.
-_defaults: Counter[int] = Counter()
-# How many groups of the same ranks there were since the default group was made, with those that failed.
-_made: Counter[tuple[int, ...]] = Counter()
+# How many groups of the same ranks there were in a round of the engine's, by it and them, with those that failed.
+_made: Counter[tuple[int, tuple[int, ...]]] = Counter()
 # How many models have a codec's hook, by round of the engine and process set.
 _models: Counter[tuple[int, int]] = Counter()
 
 
 def forget() -> None:
-    """Groups are counted anew, on all ranks at the same place: the default group is about to be made.
+    """Drops what was counted in earlier rounds of the engine's.
 
-    What an earlier one has left open in the engine is under its own number.
+    In one round groups are counted on, also where another default group follows: what earlier ones have left open in
+    the engine is under their numbers. Only the members of a group have to agree on those.
     """
-    _defaults[engine.round] += 1
-    _made.clear()
+    for key in [key for key in _made if key[0] != engine.round]:
+        del _made[key]
 
 
 class _Making(threading.local):
@@ -73,15 +72,16 @@ class Group:
         ascending = sorted(self.ranks)
         self.places = [ascending.index(rank) for rank in self.ranks]
         self.ordered = self.places == list(range(self.size))
-        before = _made[tuple(ascending)]
-        _made[tuple(ascending)] += 1
+        key = engine.round, tuple(ascending)
+        before = _made[key]
+        _made[key] += 1
         self.count = 0  # calls so far
         self._collectives = 0  # operations of all ranks that the program itself has begun
         self._barriers = 0, 0  # how many were so at the last monitored barrier, and barriers there before it
         self.answered = ""  # rank 0: where its answer at the last monitored barrier is, in the store
         self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
-        self.key = f"{_defaults[engine.round]}.{self.number}.{before}"  # the same on all ranks
+        self.key = f"{self.number}.{before}"  # the same on all ranks
         self._of_messages = f"messages of {self.key}"
         self._sequence = f"torch.distributed.{self.key}".encode()
         self._tag = zlib.crc32(self._sequence) << 32  # groups of the same ranks have tags of their own

@@ -31,10 +31,9 @@ class Memory:
             self.host = host_copy(tensor) if filled else host_room(tensor)
         self._storage = self.host.untyped_storage()
 
-    def overlaps(self, other: Memory) -> bool:
-        """Whether both have elements at the same place."""
-        begin, its = self.address(), other.address()
-        return begin < its + other.host.nbytes and its < begin + self.host.nbytes
+    def place(self) -> tuple[int, int]:
+        """Where the elements begin, and where they end."""
+        return self.address(), self.address() + self.host.nbytes
 
     def separate(self) -> None:
         """Takes memory apart from the tensor, without values: for a result that must not come there before the end."""

@@ -174,10 +174,12 @@ class Reductions(Operations):
             slices = [(output, input, group.rank * output.numel()) for output, input in pairs]
             return self._bitwise(what, slices, hows[0], options, True)
         memory = [(Memory(output, filled=False), Memory(self._ascending(input))) for output, input in pairs]
-        for target, own in memory:
+        places = [source.place() for _, source in memory]
+        for i, (target, own) in enumerate(memory):
             # Sums come while inputs are still sent; what lay in the rank's own part, the usual place, has been by then.
-            in_place = target.address() == own.address() + group.rank * target.host.nbytes
-            if any(target.overlaps(source) for _, source in memory if not (in_place and source is own)):
+            begin, end = target.place()
+            in_place = begin == own.address() + group.rank * target.host.nbytes
+            if any(begin < b and a < end for j, (a, b) in enumerate(places) if not (in_place and i == j)):
                 target.separate()
 
         def make() -> list[abi.Op]:
