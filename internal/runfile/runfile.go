@@ -127,7 +127,7 @@ func read(path string) (*Job, error) {
 	j := new(Job)
 	bad := json.Unmarshal(text, j)
 	switch {
-	case bad == nil && j.Host != host() && j.Boot != boot(): // one host's name may change, and its containers have several
+	case bad == nil && j.Host != host() && (j.Boot == "" || j.Boot != boot()): // one host's name may change, and its containers have several
 		return nil, nil
 	case lock(file, syscall.LOCK_SH) == nil:
 		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) { // somebody else has

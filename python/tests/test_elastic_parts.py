@@ -161,8 +161,10 @@ def test_a_process_is_as_new_as_the_state_that_it_has(monkeypatch):
     for _ in range(2):
         seat.join([], {"compression": "fp16"})
     seat.synchronised()
+    seat.commits += 4
+    seat.synchronised()  # before another call of the training function
     seat.join([], None)
-    assert [ask["commits"] for ask in asked] == [3, 3, 101]
+    assert [ask["commits"] for ask in asked] == [3, 3, 105]
 
 
 def test_what_has_no_copy_is_saved_as_others_get_it(alone):

@@ -27,6 +27,9 @@ type Target struct {
 	bad      error             // why Settings is none
 }
 
+// Err says why the job cannot be asked; nil if it can.
+func (t Target) Err() error { return t.bad }
+
 // Here is a target for each job of a list.
 func Here(jobs []runfile.Job) []Target {
 	targets := make([]Target, len(jobs))

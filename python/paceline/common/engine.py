@@ -188,7 +188,7 @@ class Engine:
                 failures += [finish() for finish, _ in self._at_exit]
         self._job = None
         for stream in sys.stdout, sys.stderr:
-            with suppress(AttributeError, OSError, ValueError):  # None, broken or closed
+            with suppress(Exception):  # None, broken or closed, or the program's own
                 stream.flush()
         with _ended_by_ctrl_c():  # the server in this process may stay for others
             abi.library().pl_shutdown()

@@ -27,7 +27,7 @@ class Seat:
         self.has_state = False  # of the training, so that others may get it from here
         self.commits = 0  # how new that is: one that was lost, and comes back, has less than those that went on
         self.settings: Mapping[str, Any] | None = None  # that init was given, for the next rounds
-        self._round_commits = 0  # how new the state is that the ranks of the round get
+        self._round_commits: int | None = None  # how new the state is that this process gets from the round's others
         self.may_skip = False  # its state is that of the others, unless somebody joins
         self.skip = False  # all ranks of the round have the same state
         self.moved = False  # the round gave it another place than it was told to expect
@@ -89,7 +89,9 @@ class Seat:
 
     def synchronised(self) -> None:
         """This process has the round's state."""
-        self.has_state, self.commits = True, self._round_commits
+        self.has_state = True
+        if self._round_commits is not None:  # once: the training function may be called again in this round
+            self.commits, self._round_commits = self._round_commits, None
 
     def has_moved(self) -> bool:
         """Whether the round gave this process another place than it was told to expect: told once."""
