@@ -241,3 +241,13 @@ func TestRemoteShellCommandLines(t *testing.T) {
 		}
 	}
 }
+
+// MASTER_PORT is free until rank 0 listens there: a port that the system gives to whoever asks for any may be another job's by then.
+func TestTheStoresPortIsNoneThatTheSystemGives(t *testing.T) {
+	for range 20 {
+		port, err := freePort()
+		if err != nil || port < firstPort || port >= firstPort+ports {
+			t.Fatal(port, err)
+		}
+	}
+}

@@ -9,7 +9,7 @@ import (
 	"github.com/paceline/paceline/internal/iface"
 )
 
-// Ports that are not tried lie below those that systems hand out to outgoing connections.
+// Ports for rank 0's store lie below those that systems hand out, to outgoing connections and to those who ask for any.
 const firstPort, ports = 16384, 16384
 
 // rendezvous is the address of torch.distributed's rendezvous, as torchrun says it: on rank 0's host, whatever the user's
@@ -21,19 +21,26 @@ func (j *maker) rendezvous() (map[string]string, error) {
 		if host, err = j.ownAddress(); err != nil { // the hosts' names are for the remote shell alone
 			host = j.hostname
 		}
-		l, err := net.Listen("tcp", ":0") // as torch's store does
-		if err != nil {
+		if port, err = freePort(); err != nil {
 			return nil, fmt.Errorf("no port for MASTER_PORT: %w", err)
-		}
-		port = l.Addr().(*net.TCPAddr).Port
-		if err := l.Close(); err != nil {
-			return nil, err
 		}
 	}
 	if j.MasterPort > 0 {
 		port = j.MasterPort
 	}
 	return map[string]string{"MASTER_ADDR": host, "MASTER_PORT": strconv.Itoa(port)}, nil
+}
+
+// freePort is a port of this host at which nobody listens. The system gives it to no other process before rank 0 does: it gives higher ones.
+func freePort() (port int, err error) {
+	for range 100 {
+		port = firstPort + rand.IntN(ports)
+		var l net.Listener
+		if l, err = net.Listen("tcp", ":"+strconv.Itoa(port)); err == nil { // as torch's store does
+			return port, l.Close()
+		}
+	}
+	return 0, err
 }
 
 // ownAddress is this host's address for the others of the job: on loopback for a local job.
