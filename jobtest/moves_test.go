@@ -243,17 +243,23 @@ func stateDuring(t *testing.T, change func(j *jobtest.Job, network *transporttes
 	return all
 }
 
+// sameStates compares the states of all ranks with those where nothing happens to the servers.
+func sameStates(t *testing.T, got, want [][]byte, when string) {
+	t.Helper()
+	for rank := range want {
+		if string(got[rank]) != string(want[rank]) {
+			t.Errorf("%s: rank %d has another state than without", when, rank)
+		}
+	}
+}
+
 // TestAStateHasTheResidualsOfServersThatLeave, at any moment: those of keys that a rank keeps it brings to the heirs itself, before it asks them.
 func TestAStateHasTheResidualsOfServersThatLeave(t *testing.T) {
 	want := undisturbed(t)
 	for _, after := range []time.Duration{0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 1000} {
 		after *= time.Millisecond
 		got := stateDuring(t, func(j *jobtest.Job, _ *transporttest.Network) { go j.StopServer(0) }, func(*jobtest.Job, int) { time.Sleep(after) }) // virtual
-		for rank := range want {
-			if string(got[rank]) != string(want[rank]) {
-				t.Errorf("after %v rank %d has another state than without", after, rank)
-			}
-		}
+		sameStates(t, got, want, fmt.Sprintf("after %v", after))
 	}
 }
 
@@ -266,11 +272,7 @@ func TestAStateHasTheResidualsOfKeysThatMove(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		})
-		for rank := range want {
-			if string(got[rank]) != string(want[rank]) {
-				t.Errorf("rank %d is late: rank %d has another state than without", late, rank)
-			}
-		}
+		sameStates(t, got, want, fmt.Sprintf("rank %d is late", late))
 	}
 }
 
@@ -296,11 +298,7 @@ func TestAStateHasTheResidualsOfKeysThatMoveFromAServerThatLeaves(t *testing.T) 
 					time.Sleep(20 * time.Millisecond)
 				}
 			})
-			for rank := range want {
-				if string(got[rank]) != string(want[rank]) {
-					t.Errorf("rank %d is late, server %d leaves: rank %d has another state than without", late, server, rank)
-				}
-			}
+			sameStates(t, got, want, fmt.Sprintf("rank %d is late, server %d leaves", late, server))
 		}
 	}
 }
@@ -312,11 +310,7 @@ func TestStatesHaveAllResidualsWhateverMoves(t *testing.T) {
 	for seed := *stateMoveSeed; seed < *stateMoveSeed+uint64(*stateMoves); seed++ {
 		got := statesOnTheMove(t, rand.New(rand.NewPCG(seed, 5)))
 		for k := range want {
-			for rank := range want[k] {
-				if string(want[k][rank]) != string(got[k][rank]) {
-					t.Errorf("before iteration %d rank %d has another state than without; again: go test -tags invariants ./jobtest -run TestStatesHaveAll -statemove %d -statemoves 1", k, rank, seed)
-				}
-			}
+			sameStates(t, got[k][:], want[k][:], fmt.Sprintf("before iteration %d (again: go test -tags invariants ./jobtest -run TestStatesHaveAll -statemove %d -statemoves 1)", k, seed))
 		}
 	}
 }

@@ -17,12 +17,12 @@ func (o *operation) exchange() {
 		o.wrongSizes()
 		return
 	}
-	rows, bytes := make([]int64, n), make([]int64, n)
+	rows := make([]int64, n)
 	for i := range n {
 		rows[i] = all[i*n+me]
-		bytes[i] = rows[i] * o.rowBytes()
 	}
-	if !o.allocate(rows, bytes) {
+	bytes, ok := o.allocate(rows)
+	if !ok {
 		o.finish()
 		return
 	}

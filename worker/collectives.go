@@ -215,11 +215,8 @@ func (o *operation) gather() {
 		o.wrongSizes()
 		return
 	}
-	bytes := make([]int64, len(rows))
-	for i, r := range rows {
-		bytes[i] = r * o.rowBytes()
-	}
-	if !o.allocate(rows, bytes) {
+	bytes, ok := o.allocate(rows)
+	if !ok {
 		o.finish()
 		return
 	}
@@ -259,16 +256,19 @@ func (o *operation) counts(b []byte) []int64 {
 	return counts
 }
 
-// allocate makes the output memory, once its size is known.
-func (o *operation) allocate(rows, bytes []int64) bool {
+// allocate makes the output memory, once the rows of all members are known, and returns the bytes of each.
+func (o *operation) allocate(rows []int64) (bytes []int64, ok bool) {
 	var total int64
 	row := o.rowBytes()
-	for i, b := range bytes {
-		wraps := row > 0 && rows[i] > limits.MaxTensor/row // then bytes say nothing
-		if rows[i] < 0 || wraps || b < 0 || b > limits.MaxTensor || total+b > limits.MaxTensor {
+	bytes = make([]int64, len(rows))
+	for i, r := range rows {
+		wraps := row > 0 && r > limits.MaxTensor/row // then their product says nothing
+		b := r * row
+		if r < 0 || wraps || b < 0 || b > limits.MaxTensor || total+b > limits.MaxTensor {
 			o.giveUp(fmt.Errorf("%w: %v %q of more than %d bytes", ErrMemory, o.Kind, o.name(), int64(limits.MaxTensor)))
-			return false
+			return nil, false
 		}
+		bytes[i] = b
 		total += b
 	}
 	o.out.Rows = rows
@@ -276,10 +276,10 @@ func (o *operation) allocate(rows, bytes []int64) bool {
 		o.out.Data = o.e.cfg.Alloc(int(total))
 		if o.out.Data == nil {
 			o.giveUp(fmt.Errorf("%w: no memory for the %d bytes of %v %q", ErrMemory, total, o.Kind, o.name()))
-			return false
+			return nil, false
 		}
 	}
-	return true
+	return bytes, true
 }
 
 // transfer adds the tasks that put or get data on its route from src to dst (-1: to all).

@@ -142,5 +142,5 @@ func (j *jobChoice) target(args []string) (watch.Target, error) {
 	case len(targets) > 1:
 		return watch.Target{}, fmt.Errorf("%d jobs of this user run on this machine: name one, paceline status lists them", len(targets))
 	}
-	return targets[0], targets[0].Err()
+	return targets[0], targets[0].Err
 }

@@ -12,13 +12,19 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// movable is the server of a coded key in an elastic job of two servers, of which this is the first. The key has a residual of threes.
-func movable(t *testing.T) *play {
+// playCoded is the server of a coded key in an elastic job of two servers, of which this is the first.
+func playCoded(t *testing.T) *play {
 	p := newPlay(t, func(p *play, w *wire.Tensor) {
 		p.shell.Elastic(t)
 		w.Codec = "topk:0.5"
 	})
 	p.ranks[2] = &roomtest.Rank{Number: 2}
+	return p
+}
+
+// movable is that of a key that has a residual of threes.
+func movable(t *testing.T) *play {
+	p := playCoded(t)
 	p.serve(0, wire.Header{Type: wire.TypeRestore}, roomtest.Floats(n, 3))
 	p.took(0, wire.TypeResult)
 	return p
@@ -253,11 +259,7 @@ func TestACopyIsForOneCheckpoint(t *testing.T) {
 	}
 	p.lent(false)
 
-	next := newPlay(t, func(p *play, w *wire.Tensor) {
-		p.shell.Elastic(t)
-		w.Codec = "topk:0.5"
-	})
-	next.ranks[2] = &roomtest.Rank{Number: 2}
+	next := playCoded(t)
 	bring := func(rank int, flags wire.Flags, want int) {
 		t.Helper()
 		next.serve(rank, wire.Header{Type: wire.TypeResidual, Flags: flags}, roomtest.Floats(n, 3))
@@ -290,11 +292,7 @@ func TestACopyIsForOneCheckpoint(t *testing.T) {
 
 // A rank that pushes elsewhere carries nothing, though its checkpoint has the residual: it does not wait for the server's goodbye before it pushes at the heir.
 func TestARankThatPushesHereCarriesTheResidual(t *testing.T) {
-	p := newPlay(t, func(p *play, w *wire.Tensor) {
-		p.shell.Elastic(t)
-		w.Codec = "topk:0.5"
-	})
-	p.ranks[2] = &roomtest.Rank{Number: 2}
+	p := playCoded(t)
 	keeper := p.w.Keeper(0)
 	brings := (keeper + 1) % len(p.ranks)
 	p.serve(brings, wire.Header{Type: wire.TypeResidual}, roomtest.Floats(n, 3))
@@ -307,10 +305,7 @@ func TestARankThatPushesHereCarriesTheResidual(t *testing.T) {
 
 // What comes for the first time to a server that has given everything away is for its heir, too: a residual of another server that has left before.
 func TestAServerThatHasLeftTakesNoResidual(t *testing.T) {
-	p := newPlay(t, func(p *play, w *wire.Tensor) {
-		p.shell.Elastic(t)
-		w.Codec = "topk:0.5"
-	})
+	p := playCoded(t)
 	p.shell.Round.Leaves.Store(true)
 	p.serve(1, wire.Header{Type: wire.TypeResidual}, roomtest.Floats(n, 3))
 	p.took(1) // it has it still

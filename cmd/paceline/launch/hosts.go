@@ -77,9 +77,9 @@ func ParseFound(text string, slots int) ([]Host, error) {
 		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
-		line, drained := strings.CutSuffix(line, ":0")
-		if drained && net.ParseIP(line+":0") != nil {
-			line, drained = line+":0", false
+		drained := strings.HasSuffix(line, ":0") && net.ParseIP(line) == nil
+		if drained {
+			line = strings.TrimSuffix(line, ":0")
 		}
 		name, n, err := splitSlots(line, slots)
 		if err != nil {

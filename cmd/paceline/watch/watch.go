@@ -24,11 +24,8 @@ import (
 type Target struct {
 	Settings settings.Settings // by which its scheduler is reached
 	Job      *runfile.Job      // nil where the job was named by its scheduler
-	bad      error             // why Settings is none
+	Err      error             // why it cannot be asked, and Settings is none; nil if it can
 }
-
-// Err says why the job cannot be asked; nil if it can.
-func (t Target) Err() error { return t.bad }
 
 // Here is a target for each job of a list.
 func Here(jobs []runfile.Job) []Target {
@@ -60,7 +57,7 @@ func (t Target) look(ctx context.Context, timeout time.Duration) View {
 		v.ID, v.Started, v.Command, v.Directory = t.Job.ID, &t.Job.Started, strings.Join(t.Job.Command, " "), t.Job.Directory
 	}
 	var status wire.StatusReply
-	err := t.bad
+	err := t.Err
 	if err == nil {
 		status, err = Ask(ctx, &t.Settings, timeout)
 	}

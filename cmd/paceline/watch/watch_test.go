@@ -76,8 +76,8 @@ func TestACountOfAnotherTensorIsNoRate(t *testing.T) {
 func TestAJobThatCannotBeAskedDoesNotHideOthers(t *testing.T) {
 	jobs := []runfile.Job{{ID: 1, Env: map[string]string{"PACELINE_JOB_SECRET": "short"}}, {ID: 2, Env: map[string]string{"PACELINE_SCHEDULER": "127.0.0.1:1", "PACELINE_JOB_SECRET": "a secret for this test only"}}}
 	targets := Here(jobs)
-	if targets[0].Err() == nil || targets[1].Err() != nil {
-		t.Error(targets[0].Err(), targets[1].Err())
+	if targets[0].Err == nil || targets[1].Err != nil {
+		t.Error(targets[0].Err, targets[1].Err)
 	}
 	if v := targets[0].look(t.Context(), time.Second); v.ID != 1 || !strings.Contains(v.Error, "PACELINE_JOB_SECRET") {
 		t.Error(v.Error)

@@ -72,6 +72,12 @@ def init(
         raise
 
 
+def rejoin() -> None:
+    """Leaves the job and joins it again, with the settings that `init()` was given: after a change of its ranks."""
+    shutdown()
+    init(settings=seat.settings)
+
+
 def _check_ranks(comm: Iterable[int] | None) -> None:
     ranks = sorted(comm or [])
     if ranks and ranks != list(range(engine.size())):

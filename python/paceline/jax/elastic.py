@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from paceline.common.basics import init, rank, shutdown
+from paceline.common.basics import rank, rejoin
 from paceline.common.elastic import ObjectState, State, run_fn
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from paceline.common.seat import seat
 from paceline.jax.functions import broadcast_object
 
 __all__ = ["JaxState", "ObjectState", "State", "run", "run_fn"]
@@ -62,9 +61,4 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
                 raise
             raise HorovodInternalError(str(e)) from e
 
-    return run_fn(translated, _reset)
-
-
-def _reset() -> None:
-    shutdown()
-    init(settings=seat.settings)
+    return run_fn(translated, rejoin)

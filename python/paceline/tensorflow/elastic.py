@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from paceline.common.basics import init, rank, shutdown
+from paceline.common.basics import rank, rejoin
 from paceline.common.elastic import ObjectState, State, run_fn
 from paceline.common.exceptions import HorovodInternalError
-from paceline.common.seat import seat
 from paceline.tensorflow._variables import given_to
 from paceline.tensorflow.functions import broadcast_object, broadcast_variables
 
@@ -40,12 +39,7 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
                 raise
             raise HorovodInternalError(e.message) from e
 
-    return run_fn(translated, _reset)
-
-
-def _reset() -> None:
-    shutdown()
-    init(settings=seat.settings)
+    return run_fn(translated, rejoin)
 
 
 class _VariablesState(ObjectState):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from paceline.common.basics import init, shutdown
+from paceline.common.basics import rejoin
 from paceline.common.elastic import ObjectState, State, run_fn
-from paceline.common.seat import seat
 from paceline.torch.elastic.sampler import ElasticSampler
 from paceline.torch.elastic.state import (
     LRSchedulerStateHandler,
@@ -45,9 +44,4 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
     The function is called again after each change, with the state that was committed last (a rank is lost) or as it is
     (ranks join or leave); see `paceline.common.elastic.run_fn`. Start the job by `paceline run --min-np`.
     """
-    return run_fn(func, _reset)
-
-
-def _reset() -> None:
-    shutdown()
-    init(settings=seat.settings)
+    return run_fn(func, rejoin)
