@@ -210,7 +210,8 @@ func (m *Machine) judging() time.Duration {
 }
 
 // judge decides on a process that runs and that some workers have lost: where they are more than half of those that train they go on
-// without it, else the job goes on without them, if it has answered since, or has not within the peer timeout: a node that was cut off itself shortly before notices a silence before others do. The word of dedicated servers counts if
+// without it, else the job goes on without them, if it has answered since, or has not within the peer timeout: a node that was cut off itself shortly before notices a silence before others do. The last server
+// goes only if nobody that trains reaches it. The word of dedicated servers counts if
 // they are there still, and no worker says otherwise: a server that was stopped and goes on finds that its workers have closed their connections, and is lost itself.
 func (m *Machine) judge(p *peer) {
 	accusers, silent := p.accusers, p.silent
@@ -227,7 +228,7 @@ func (m *Machine) judge(p *peer) {
 	}
 	training := len(slices.DeleteFunc(slices.Clone(accusers), func(a accuser) bool { return a.peer.farewell }))
 	for _, r := range m.rounds {
-		if (r == p.round || r.server(p.Addresses) >= 0) && 2*training > len(r.training()) {
+		if all := len(r.training()); (r == p.round || r.server(p.Addresses) >= 0) && 2*training > all && (training == all || !r.hangsOn(p)) {
 			if why := accusers[0].why; !m.undecided(p, why) {
 				m.evict(p, why)
 			}
@@ -241,6 +242,11 @@ func (m *Machine) judge(p *peer) {
 	for _, a := range accusers {
 		m.lose(a.peer, a.why)
 	}
+}
+
+// hangsOn reports whether no server of a round is left but the one in p's process.
+func (r *round) hangsOn(p *peer) bool {
+	return !slices.ContainsFunc(r.epoch.Servers, func(s membership.Server) bool { return s.State == membership.Live && s.Incarnation != p.Session })
 }
 
 // answered notes that a process runs which others may have lost; where its answer alone was missing, it is judged now.
