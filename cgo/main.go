@@ -104,7 +104,7 @@ func start(in settingsJSON) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc, Gathering: gathering, Arena: arena(log)}
+	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc, Gathering: gathering, Tuned: mayLeave, Arena: arena(log)}
 	if s.EmbedScheduler != "" {
 		if err := embed(s); err != nil {
 			return err
@@ -131,7 +131,7 @@ func start(in settingsJSON) error {
 		process.worker = nil
 		return interrupted(ctx, err)
 	}
-	mayLeave(!s.Autotune) // a search has submissions wait for other ranks, and those that were left have more behind them
+	mayLeave(!s.Autotune) // a search has submissions wait for other ranks, and those that were left have more behind them: until it is over
 	return nil
 }
 
@@ -246,6 +246,7 @@ func goShutdown() C.int {
 	if w != nil {
 		w.Shutdown()
 	}
+	mayLeave(false)               // a search may have ended with the engine
 	gathering(worker.Gathering{}) // what other threads have left since ends as what was in flight does
 	takeLeft()
 	withdraw()

@@ -37,8 +37,9 @@ type Job struct {
 	Log       *zap.Logger       // of the workers
 	ServerLog *zap.Logger       // of dedicated servers and the scheduler
 	Scheduler *node.Scheduler
-	Workers   []*node.Worker           // by rank; nil where none runs or the test itself plays the rank
-	Alloc     func(rank, n int) []byte // memory for outputs whose size only a worker's engine knows; nil for Go's
+	Workers   []*node.Worker            // by rank; nil where none runs or the test itself plays the rank
+	Alloc     func(rank, n int) []byte  // memory for outputs whose size only a worker's engine knows; nil for Go's
+	Tuned     func(rank int, over bool) // told of a worker's search (node.Options.Tuned); may be nil
 
 	host       func(rank int) string         // of a worker; nil for one host
 	over       func(rank int) *transport.Set // of a worker; -1: of servers and the scheduler
@@ -161,6 +162,9 @@ func (j *Job) StartRank(rank int) (err error) {
 	o := node.Options{Log: j.Log, Transports: j.over(rank)}
 	if j.Alloc != nil {
 		o.Alloc = func(n int) []byte { return j.Alloc(rank, n) }
+	}
+	if j.Tuned != nil {
+		o.Tuned = func(over bool) { j.Tuned(rank, over) }
 	}
 	j.Workers[rank], err = node.StartWorker(j.T.Context(), mine, o)
 	return err

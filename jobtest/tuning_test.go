@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -181,6 +182,51 @@ func TestAJoinBeginsASearchAnew(t *testing.T) {
 			if first, second := tuningOf(j, 0), tuningOf(j, 1); *first != *second || first.Phase != tuning.WarmUp {
 				t.Fatalf("epoch %d: ranks are at %+v and %+v", epoch, first, second)
 			}
+		}
+	})
+}
+
+// TestAnEngineSaysWhetherASearchIsOver: operations may be left for the engine again when it is, until a join begins another.
+func TestAnEngineSaysWhetherASearchIsOver(t *testing.T) {
+	jobtest.Virtually(t, slow, func(t *testing.T, network jobtest.Option) {
+		j := jobtest.New(t, 2, network, autotuned)
+		var mu sync.Mutex
+		told := make([][]bool, 2)
+		j.Tuned = func(rank int, over bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			told[rank] = append(told[rank], over)
+		}
+		j.Start()
+		for range searchSteps {
+			j.Works("gradient", 200_000)
+		}
+		j.Each(func(rank int) error { _, err := j.Join(rank); return err })
+		mu.Lock()
+		defer mu.Unlock()
+		for rank, told := range told {
+			if !slices.Equal(told, []bool{true, false}) {
+				t.Errorf("rank %d was told %v", rank, told)
+			}
+		}
+	})
+}
+
+// TestAServerThatJoinsAfterASearchIsReachedWithItsSettings: it alone sums in the end, in about the time that the one before took.
+func TestAServerThatJoinsAfterASearchIsReachedWithItsSettings(t *testing.T) {
+	jobtest.Virtually(t, slow, func(t *testing.T, network jobtest.Option) {
+		small := jobtest.With(func(s *settings.Settings) { s.CreditBytes, s.PartitionBytes = 64<<10, 64<<10 })
+		_, untuned := trainOn(jobtest.Start(t, 2, network, jobtest.Dedicated(1), small, jobtest.Elastic), 120)
+		j := jobtest.Start(t, 2, network, jobtest.Dedicated(1), small, jobtest.Elastic, autotuned)
+		_, before := trainOn(j, searchSteps)
+		j.StartServer()
+		for len(j.Workers[0].Membership.Now().Servers) < 2 {
+			time.Sleep(time.Second)
+		}
+		j.StopServer(0)
+		_, after := trainOn(j, 120)
+		if float64(before) > 0.8*float64(untuned) || float64(after) > 1.1*float64(before) {
+			t.Errorf("100 steps take %v without a search, %v after it, and %v with the server that has joined", untuned, before, after)
 		}
 	})
 }

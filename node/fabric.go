@@ -21,5 +21,5 @@ func overFabric(s *settings.Settings, _ *shm.Arena, log *zap.Logger) (transport.
 	t, err := fabric.New(fabric.Config{
 		Secret: s.JobSecret, Provider: s.Fabric, Host: host, Integrity: s.Integrity, PeerTimeout: s.PeerTimeout, Log: log,
 	})
-	return optional(s, log, fabric.Kind, "no fabric on this machine: hosts are reached by TCP", t, err)
+	return optional(s, log.Info, fabric.Kind, "no fabric on this machine: hosts are reached by TCP", t, err)
 }

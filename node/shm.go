@@ -14,5 +14,5 @@ func overSharedMemory(s *settings.Settings, arena *shm.Arena, log *zap.Logger) (
 		return nil, nil
 	}
 	t, err := shm.New(shm.Config{Secret: s.JobSecret, PeerTimeout: s.PeerTimeout, Ring: int(s.ShmRing), Arena: arena, Log: log})
-	return optional(s, log, shm.Kind, "no shared memory between the processes of this host: they use TCP, too", t, err)
+	return optional(s, log.Warn, shm.Kind, "no shared memory between the processes of this host: they use TCP, too", t, err)
 }

@@ -24,13 +24,13 @@ func wants(s *settings.Settings, kind string) bool {
 }
 
 // optional is a transport that a machine may lack: that is an error where the settings ask for the kind by name. instead says
-// what is used otherwise.
-func optional(s *settings.Settings, log *zap.Logger, kind, instead string, t transport.Transport, err error) (transport.Transport, error) {
+// what is used otherwise, by say.
+func optional(s *settings.Settings, say func(string, ...zap.Field), kind, instead string, t transport.Transport, err error) (transport.Transport, error) {
 	if err != nil && s.Transport == kind {
 		return nil, fmt.Errorf("PACELINE_TRANSPORT=%s: %w", kind, err)
 	}
 	if err != nil {
-		log.Info(instead, zap.Error(err))
+		say(instead, zap.Error(err))
 		return nil, nil
 	}
 	return t, nil

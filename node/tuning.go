@@ -35,12 +35,12 @@ func (w *Worker) openTrials() (err error) {
 }
 
 // tuning is the search that the settings ask for, nil for none.
-func (w *Worker) tuning() *worker.Tuning {
+func (w *Worker) tuning(over func(bool)) *worker.Tuning {
 	s := &w.Settings
 	if !s.Autotune {
 		return nil
 	}
-	t := &worker.Tuning{Warmup: s.AutotuneWarmup, Steps: s.AutotuneSteps}
+	t := &worker.Tuning{Warmup: s.AutotuneWarmup, Steps: s.AutotuneSteps, Over: over}
 	if w.trials != nil {
 		t.Log = io.Writer(w.trials)
 	}

@@ -66,6 +66,7 @@ type Options struct {
 	Scheduler  string                                  // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
 	Alloc      func(n int) []byte                      // a worker's: memory for outputs whose size only the engine knows; nil for Go's
 	Gathering  func(worker.Gathering)                  // a worker's: told what becomes of operations, and then calls Engine.Flush; may be nil
+	Tuned      func(over bool)                         // a worker's: told when a search has ended, or begins again (worker.Tuning.Over); may be nil
 	Workers    int                                     // a scheduler's: how many workers its process starts; 0: not known
 	Log        *zap.Logger                             // nil for the Logger of the process's role
 	Seats      func(wire.Seat, func(wire.Seat, error)) // a scheduler's: of a launcher whose job changes its size; else nil
@@ -336,7 +337,7 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 		Rank: s.Rank, Membership: w.Membership, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
 		DeclareTimeout: s.StartTimeout, PeerTimeout: s.PeerTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: s.PeerTimeout + time.Second}, Log: w.log, Alloc: o.Alloc,
-		Profiles: s.PlacementPeriod, Tuning: w.tuning(), Crowded: o.Gathering != nil && w.Crowded(), Gathering: o.Gathering,
+		Profiles: s.PlacementPeriod, Tuning: w.tuning(o.Tuned), Crowded: o.Gathering != nil && w.Crowded(), Gathering: o.Gathering,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}
 }

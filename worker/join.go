@@ -143,6 +143,7 @@ func (e *Engine) joined(server, last int) {
 	if anew != nil {
 		anew = searching(anew.cfg)
 		e.tuner = anew
+		e.searched(false)
 	}
 	e.mu.Unlock()
 	e.each(way.reset)

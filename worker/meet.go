@@ -43,6 +43,7 @@ func (e *Engine) meet(server int, met chan struct{}) {
 	if joins := e.setWay(server, p); joins {
 		_ = p.join(wire.Header{Type: wire.TypeJoin, Epoch: e.epoch().Joins, Rank: uint16(e.cfg.Rank)}) // one that has left is lost too, and nobody waits for its word
 	}
+	p.catchUp()
 	p.kick(false)
 }
 

@@ -19,9 +19,10 @@ import (
 // Tuning asks for a search for the fastest partition size, credit, batch and connections while training runs (core/tuning). All
 // ranks search, or none.
 type Tuning struct {
-	Warmup int       // trials that are not measured, at the beginning
-	Steps  int       // of a trial
-	Log    io.Writer // gets a line of comma-separated values for each trial; nil for none
+	Warmup int        // trials that are not measured, at the beginning
+	Steps  int        // of a trial
+	Log    io.Writer  // gets a line of comma-separated values for each trial; nil for none
+	Over   func(bool) // told when the search has ended, and when a join begins another; or nil. Must not call back
 }
 
 // tuningName is the name under which ranks add up what they have measured.
@@ -276,6 +277,9 @@ func (e *Engine) decide(t *tuner, sums []byte, err error) {
 	decided, over, best, speedup := t.decided, t.search.Over(), t.search.Best(), t.search.Speedup()
 	t.begin()
 	current := e.tuner == t
+	if current && over {
+		e.searched(true)
+	}
 	e.mu.Unlock()
 	if current {
 		e.logTrials(phase, trials, rates, over, best)
@@ -290,6 +294,13 @@ func (e *Engine) decide(t *tuner, sums []byte, err error) {
 		e.cfg.Log.Info(fmt.Sprintf("autotuning has ended, %s: %v", outcome, best))
 	}
 	close(decided)
+}
+
+// searched tells the user that the search is over, or not any more. The caller holds the engine's lock.
+func (e *Engine) searched(over bool) {
+	if told := e.cfg.Tuning.Over; told != nil {
+		told(over)
+	}
 }
 
 // logTrials writes the trials of a phase to the log, and the choice at the end.
@@ -337,6 +348,25 @@ func (p *peer) tune(now tuning.Point) {
 		l.out.Fuse(int(now.Fusion))
 	}
 	p.kick(false)
+}
+
+// point is what the running trial has, or what the search has chosen; ok is false where there is no search.
+func (e *Engine) point() (now tuning.Point, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.tuner == nil {
+		return now, false
+	}
+	return e.tuner.now, true
+}
+
+// catchUp has the connections to a server that has joined use what those to the others do.
+func (p *peer) catchUp() {
+	for now, ok := p.e.point(); ok; {
+		p.tune(now)
+		next, _ := p.e.point()
+		ok, now = next != now, next
+	}
 }
 
 // refused notes that the engine has not taken the rank's report. Who waits for it is to make one.

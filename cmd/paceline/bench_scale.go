@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,6 +87,7 @@ func scale(n int, plan bench.ScalePlan) (result bench.ScaleResult, err error) {
 	env := launch.Merge(launch.Variables(os.Environ()), map[string]string{
 		"PACELINE_RANK": "0", "PACELINE_SIZE": fmt.Sprint(n), "PACELINE_LOCAL_RANK": "0", "PACELINE_LOCAL_SIZE": fmt.Sprint(n),
 		"PACELINE_SCHEDULER": "127.0.0.1:1", "PACELINE_SERVERS": "dedicated", "PACELINE_NUM_SERVERS": "1",
+		"PACELINE_TRANSPORT": cmp.Or(os.Getenv("PACELINE_TRANSPORT"), "tcp"), // as workers on other hosts
 	})
 	s, _, err := settings.FromEnv(env)
 	if err != nil {

@@ -23,7 +23,7 @@ type horovodFlag struct {
 // settingFlags are the flags that set something.
 var settingFlags = []horovodFlag{
 	{"start-timeout", "seconds", "PACELINE_START_TIMEOUT", nil, "how long the ranks wait for each other at the start"},
-	{"fusion-threshold-mb", "MB", "PACELINE_FUSION_BYTES", fusionBytes, "small tensors travel together up to this size; 0 sends each alone"},
+	{"fusion-threshold-mb", "MB", "PACELINE_FUSION_BYTES", fusionBytes, "tensors of up to this size travel together; 0 sends each alone"},
 	{"timeline-filename", "file", "PACELINE_TIMELINE", nil, "write a Chrome trace: rank 0 to file.json, rank 1 to file.1.json, and so on"},
 	{"no-stall-check", "", "PACELINE_STALL_WARNING", onlyIf("0"), "never warn of tensors that wait for ranks, nor end them"},
 	{"stall-check-warning-time-seconds", "seconds", "PACELINE_STALL_WARNING", nil, "warn of a tensor that waits for ranks after this time"},
@@ -112,7 +112,7 @@ func fusionBytes(text string) (string, error) {
 	if err != nil || !(n >= 0) {
 		return "", fmt.Errorf("%q is not a number of megabytes", text)
 	}
-	return strconv.Itoa(int(min(n*(1<<20), limits.MaxBatch))), nil
+	return strconv.Itoa(int(min(n*(1<<20), limits.MaxFused))), nil
 }
 
 // onlyIf sets the value where the switch is on, nothing where it is off.

@@ -38,7 +38,7 @@ func TestHorovodsShortFlagsAreUnderstoodUpToTheCommand(t *testing.T) {
 func TestFlagsBecomeSettings(t *testing.T) {
 	for given, want := range map[string]string{
 		"--fusion-threshold-mb 0":                 "map[PACELINE_FUSION_BYTES:0]",
-		"--fusion-threshold-mb 64":                "map[PACELINE_FUSION_BYTES:262144]",
+		"--fusion-threshold-mb 64":                "map[PACELINE_FUSION_BYTES:131072]",
 		"--no-stall-check":                        "map[PACELINE_STALL_SHUTDOWN:0 PACELINE_STALL_WARNING:0]",
 		"--stall-check-warning-time-seconds 5":    "map[PACELINE_STALL_WARNING:5]",
 		"--stall-check-shutdown-time-seconds 9":   "map[PACELINE_STALL_SHUTDOWN:9]",
@@ -144,7 +144,7 @@ logging:
 		t.Fatal(err)
 	}
 	env, err := settingsOf(flags)
-	want := "map[PACELINE_AUTOTUNE:true PACELINE_AUTOTUNE_LOG:a.txt PACELINE_FUSION_BYTES:262144 PACELINE_LOG_LEVEL:INFO PACELINE_STALL_SHUTDOWN:0 PACELINE_STALL_WARNING:0 PACELINE_TIMELINE:mine.json]"
+	want := "map[PACELINE_AUTOTUNE:true PACELINE_AUTOTUNE_LOG:a.txt PACELINE_FUSION_BYTES:131072 PACELINE_LOG_LEVEL:INFO PACELINE_STALL_SHUTDOWN:0 PACELINE_STALL_WARNING:0 PACELINE_TIMELINE:mine.json]"
 	if err != nil || fmt.Sprint(env) != want {
 		t.Fatal(env, err)
 	}

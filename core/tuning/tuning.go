@@ -52,7 +52,7 @@ const (
 	maxCredit      = 1 << 30
 	minCredit      = 1 << 20
 	minFusion      = 4 << 10
-	maxFusion      = limits.MaxBatch / 2 // no more is fused
+	maxFusion      = limits.MaxFused
 	maxConnections = 4
 )
 

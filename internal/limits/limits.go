@@ -9,6 +9,8 @@ const (
 	MaxPayload = 1 << 30
 	// MaxBatch bounds the payloads of the small frames that travel together in a batch.
 	MaxBatch = 256 << 10
+	// MaxFused bounds the payload of each of them: two of this size share a batch.
+	MaxFused = MaxBatch / 2
 	// MaxEager bounds the messages between ranks that travel before their receiver has asked for them. Longer ones wait at
 	// their sender.
 	MaxEager = 64 << 10

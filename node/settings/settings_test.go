@@ -155,7 +155,7 @@ func TestHorovodSettingsAreHonoured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.FusionBytes != 256<<10 || s.StallWarning != 2500*time.Millisecond || s.StallShutdown != 2500*time.Millisecond || s.Timeline != "/tmp/t.json" || s.LogLevel != "debug" ||
+	if s.FusionBytes != 128<<10 || s.StallWarning != 2500*time.Millisecond || s.StallShutdown != 2500*time.Millisecond || s.Timeline != "/tmp/t.json" || s.LogLevel != "debug" ||
 		s.StartTimeout != 30*time.Second || s.Interface != "eth7" || s.Host != "h" {
 		t.Fatalf("%+v", s)
 	}

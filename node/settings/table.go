@@ -126,8 +126,8 @@ var table = []row{
 		"The job goes on without workers and servers that are lost (docs/elastic.md)."},
 	{"PACELINE_PARTITION_BYTES", same("BYTEPS_PARTITION_BYTES"), "", among(workers, size(func(s *Settings) *int64 { return &s.PartitionBytes }, limits.MinPartition, limits.MaxPartition)),
 		"Larger tensors are cut into partitions of this size. By default 4 MiB, with workers on several hosts 512 KiB, and with dedicated servers 256 KiB."},
-	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxBatch)}}, "64KiB", among(searchers, size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxBatch)),
-		"Small tensors that are ready at the same time share a frame of up to this size; 0 sends each alone. Larger values of Horovod's variable become the upper bound."},
+	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxFused)}}, "64KiB", among(searchers, size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxFused)),
+		"Tensors and partitions of up to this size that are ready at the same time share a frame of up to 256 KiB; 0 sends each alone. Larger values of Horovod's variable become the upper bound."},
 	{"PACELINE_CREDIT_BYTES", []synonym{{"BYTEPS_SCHEDULING_CREDIT", partitions}}, "16MiB", among(searchers, size(func(s *Settings) *int64 { return &s.CreditBytes }, limits.MinPartition, 1<<40)),
 		"Bytes in flight to one server. An urgent tensor waits behind at most this many. BytePS counts in partitions."},
 	{"PACELINE_CONNECTIONS", nil, "1", among(searchers, integer(func(s *Settings) *int { return &s.Connections }, 1, limits.MaxConnsPerServer)),
@@ -206,7 +206,7 @@ func (r *row) read(s *Settings, env map[string]string) (warning string, err erro
 		}
 		s.From[r.name] = syn.name
 		if value != given && syn.name == "HOROVOD_FUSION_THRESHOLD" {
-			warning = fmt.Sprintf("HOROVOD_FUSION_THRESHOLD=%s: tensors are fused up to %s bytes here, larger batches bring no gain", given, value)
+			warning = fmt.Sprintf("HOROVOD_FUSION_THRESHOLD=%s: tensors of up to %s bytes share frames here, larger batches bring no gain", given, value)
 		}
 		return warning, nil
 	}

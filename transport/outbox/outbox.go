@@ -83,7 +83,7 @@ func New(conn transport.Conn, queue Queue, fusion int, fail func(error)) *Outbox
 }
 
 // Fuse has frames with payloads of up to so many bytes travel together from now on.
-func (o *Outbox) Fuse(bytes int) { o.fusion.Store(int32(min(bytes, limits.MaxBatch/2))) }
+func (o *Outbox) Fuse(bytes int) { o.fusion.Store(int32(min(bytes, limits.MaxFused))) }
 
 // Kick says that a frame was queued. It never waits for the peer.
 func (o *Outbox) Kick() { o.kick(inlineMax, inlineRounds) }
