@@ -121,8 +121,8 @@ func start(in settingsJSON) error {
 	}
 	all := rankset.Range(len(w.Membership.Now().Workers)).Ranks()
 	process.worker = w
-	crowded := w.Crowded()
-	atomic.StoreInt32(word(&shared.crowded), int32(number(crowded)))
+	full, crowded := w.Full(), w.Crowded()
+	atomic.StoreInt32(word(&shared.crowded), int32(number(full)))
 	share(crowded)
 	process.sets = map[uint32][]int{0: all}
 	if err := started(ctx, in, s); err != nil {

@@ -342,11 +342,21 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 	}
 }
 
-// Crowded reports whether the job runs on this host alone, with no core to spare for anything but its workers.
+// Full reports whether this host has no core to spare for anything but its workers.
+func (w *Worker) Full() bool {
+	here := 0
+	for _, n := range w.Membership.Now().Workers {
+		if n.Host == w.Settings.Host {
+			here++
+		}
+	}
+	return here >= runtime.GOMAXPROCS(0)
+}
+
+// Crowded reports whether the job runs on this host alone, and fills it.
 func (w *Worker) Crowded() bool {
 	epoch, here := w.Membership.Now(), w.Settings.Host
-	return len(epoch.Workers) >= runtime.GOMAXPROCS(0) &&
-		!slices.ContainsFunc(epoch.Servers, func(s membership.Server) bool { return s.Host != here }) && !epoch.Spread()
+	return w.Full() && !slices.ContainsFunc(epoch.Servers, func(s membership.Server) bool { return s.Host != here }) && !epoch.Spread()
 }
 
 // place fills in the local and cross numbers that the launcher did not give: from the hosts of the
