@@ -23,6 +23,8 @@ const (
 // Where the job is crowded, its processes leaving no core free, to begin early gains nothing: each exchange takes its time
 // from a rank that computes. There 1 holds only for operations for whose end nobody will wait.
 //
+// Priorities make no difference: in backward each tensor is more urgent than the one before, and none would be held. They decide from then on.
+//
 // Ranks need not agree on any of it. It has no lock: the engine keeps it behind its own.
 type gather struct {
 	crowded  bool
