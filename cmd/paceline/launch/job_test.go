@@ -309,8 +309,9 @@ func TestWhatARankLeavesBehindIsEnded(t *testing.T) {
 func TestWhatARankLeavesBehindMayTidyUp(t *testing.T) {
 	inTheSameWay(t, func(t *testing.T, shell []string) {
 		left := filepath.Join(t.TempDir(), "left")
-		tidy := "trap '' TERM; touch " + left + "; echo $$; while kill -0 $1 2>/dev/null; do sleep 0.05; done; sleep 0.2; rm " + left
+		tidy := "trap '' TERM; touch " + left + "; echo $$; while kill -0 $1 2>/dev/null; do sleep 0.05; done; sleep 0.3; rm " + left
 		b := newBench(t, shell, "sh -c "+Quote(tidy)+" sh $$ & exec sleep 100")
+		b.job.Stop = 100 * time.Millisecond // the rank itself ends at once
 		code := make(chan int)
 		go func() { code <- b.run() }()
 		b.stdout.wait(t, "[0]<stdout>:")

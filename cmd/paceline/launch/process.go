@@ -57,6 +57,7 @@ type process struct {
 	remote *remote      // nil for a process on this host
 	pid    atomic.Int64 // on its host; 0 until it runs
 	began  time.Time
+	ending atomic.Bool   // it has ended, and what remains of its group may tidy up
 	safe   chan struct{} // closed when the guard knows of it: nobody sees its output before
 	told   sync.Once
 
@@ -100,6 +101,7 @@ func start(t *Task, turns chan struct{}, ended func(Exit)) (*process, error) {
 // wait waits for the end of a process and of its output.
 func (p *process) wait(drain func()) Exit {
 	err := p.cmd.Wait()
+	p.ending.Store(true)
 	p.clean()
 	drain()
 	return exitOf(p.cmd.ProcessState, err)
@@ -170,17 +172,20 @@ func rest(to io.Writer, from *os.File) {
 // guarded lets the process's output be seen.
 func (p *process) guarded() { p.told.Do(func() { close(p.safe) }) }
 
-// signal forwards a signal to the process and its descendants.
+// signal forwards a signal to the process and its descendants. Those that are left when it has ended are killed by clean, in their own time.
 func (p *process) signal(sig syscall.Signal) {
 	if p.remote != nil {
 		p.remote.signal(sig)
+		return
+	}
+	if sig == syscall.SIGKILL && p.ending.Load() {
 		return
 	}
 	syscall.Kill(-p.cmd.Process.Pid, sig)
 }
 
 // tidyTime is how long the processes that remain in the group may tidy up: Python's multiprocessing has one that removes what the others have left in /dev/shm.
-const tidyTime = time.Second
+const tidyTime = 3 * time.Second
 
 // clean ends the processes that remain in the group.
 func (p *process) clean() {
