@@ -140,12 +140,17 @@ rank, size = hvd.rank(), hvd.size()
 tf.keras.utils.set_random_seed(rank)
 model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
 model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.1)), "mse", experimental_run_tf_function=False)
-callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+callbacks = [
+    hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    hvd.callbacks.MetricAverageCallback(),
+    hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1),
+]
 x = np.random.default_rng(rank).standard_normal((8, 3)).astype(np.float32)
 history = model.fit(x, np.ones((8, 2), np.float32), batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
 told = hvd.allgather(np.array([history.history["loss"]]))
 weights = hvd.allgather(np.array([model.get_weights()[0]]))
 assert (told == told[0]).all() and (weights == weights[0]).all(), (told, weights)
+assert np.allclose(history.history["lr"], [0.1 / size * (1 + (size - 1) / 2), 0.1]), history.history["lr"]
 model.set_weights([np.full((3, 2), rank, np.float32), np.zeros(2, np.float32)])
 hvd.broadcast_global_variables(size - 1)
 assert (model.get_weights()[0] == size - 1).all() and hvd.allreduce(rank + 1.0) == (size + 1) / 2
@@ -159,7 +164,7 @@ def test_keras_2_trains_without_eager_execution(tmp_path):
         pytest.skip("Keras 3 is always eager")
     script = tmp_path / "script.py"
     script.write_text(WITHOUT_EAGER_EXECUTION)
-    paceline_run(sys.executable, script)
+    assert "finished gradual learning rate warmup to 0.1." in paceline_run(sys.executable, script)
 
 
 @pytest.mark.parametrize("example", ["tensorflow_digits.py", "keras_digits.py"])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from paceline.common.engine import engine
 from paceline.common.operators import Average
@@ -115,7 +116,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Learns how many batches an epoch has."""
         if not self.staircase and self.steps_per_epoch is None:
-            self.steps_per_epoch = (self.params or {}).get("steps")
+            known = self.params or {}
+            self.steps_per_epoch = known.get("steps")
+            if not self.steps_per_epoch and known.get("samples") and known.get("batch_size"):  # without eager execution
+                self.steps_per_epoch = -(-known["samples"] // known["batch_size"])
             if not self.steps_per_epoch:
                 raise ValueError("Keras does not know the number of batches of an epoch: give steps_per_epoch")
 
@@ -139,7 +143,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs the rate as "lr"."""
         if logs is not None:
-            logs["lr"] = float(self.model.optimizer.learning_rate)
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        rate = self.model.optimizer.learning_rate
+        return float(evaluated(rate) if tf.is_tensor(rate) else rate)
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -166,8 +174,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Logs the rate, and says on rank 0 that the warm-up is over."""
         super().on_epoch_end(epoch, logs)
         if epoch == (self.end_epoch or 0) - 1 and self.verbose > 0 and engine.rank() == 0:
-            rate = float(self.model.optimizer.learning_rate)
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
