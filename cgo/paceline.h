@@ -174,7 +174,9 @@ typedef struct pl_op {
                          its receiver takes at the same moment may have arrived */
   uint32_t later; /* 1: what is wrong with it may be the error that it ends with, not that of pl_submit. Then pl_submit
                      of one small allreduce need not wait for the engine, which makes many of them cheap one by one */
-  uint32_t reserved;
+  uint32_t unnamed; /* 1: name is the caller's label for an operation that its program has not named; the same on all
+                       ranks. They match by it, but the next one may be another tensor's: where the codec would keep a
+                       residual for that, the tensor is plain, and it is in no pl_state */
 } pl_op;
 
 /* The results of a finished operation beyond its output memory. */

@@ -140,7 +140,7 @@ func (g *group) opOf(c *C.pl_op, rank int) (worker.Op, error) {
 		Kind: units.Kind(c.kind), DType: units.DType(c.dtype), ReduceOp: units.ReduceOp(c.reduce_op),
 		Set: wire.ProcessSet{ID: uint32(c.process_set), Ranks: ranks}, Root: int(c.root), Priority: int(c.priority),
 		Shape: g.shapes[at:], Prescale: float64(c.prescale), Postscale: float64(c.postscale),
-		Name: text(c.name), Empty: c.empty != 0, AtOnce: c.at_once != 0, Tag: uint64(c.tag), Timeout: time.Duration(c.timeout_ms) * time.Millisecond,
+		Name: text(c.name), Unnamed: c.unnamed != 0, Empty: c.empty != 0, AtOnce: c.at_once != 0, Tag: uint64(c.tag), Timeout: time.Duration(c.timeout_ms) * time.Millisecond,
 	}
 	if c.sequence != 0 {
 		op.Name, op.Sequence = "", op.Name

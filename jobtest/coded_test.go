@@ -210,6 +210,41 @@ func TestACodedRunIsTheSameOverTCPAndInMemory(t *testing.T) {
 	}
 }
 
+// A label says nothing of the tensor that comes next under it, nor does a place in a sequence or an order.
+func TestWhatHasNoNameOfItsOwnKeepsNothing(t *testing.T) {
+	const n = 3000
+	j := jobtest.Start(t, 2, jobtest.Dedicated(1))
+	for _, c := range []struct {
+		op    worker.Op
+		keeps bool
+	}{
+		{worker.Op{Name: "of the program"}, true},
+		{worker.Op{Name: "a label", Unnamed: true}, false},
+		{worker.Op{Sequence: "a sequence"}, false},
+		{worker.Op{}, false},
+	} {
+		for _, setting := range []string{"topk:0.01", "onebit", "int4:feedback=on"} {
+			j.Each(func(rank int) error {
+				for _, x := range [][]float64{jobtest.Normal(n, 7, uint64(rank)), make([]float64, n)} {
+					op := gradient(c.op.Name, setting, units.Float32, x)
+					op.Unnamed, op.Sequence = c.op.Unnamed, c.op.Sequence
+					if op.Name != "" {
+						op.Name += " " + setting
+					}
+					if _, err := j.Do(rank, op); err != nil {
+						return err
+					}
+					left := slices.ContainsFunc(jobtest.Numbers(units.Float32, op.Output), func(f float64) bool { return f != 0 })
+					if x[0] == 0 && left != c.keeps {
+						return fmt.Errorf("%q, unnamed %v, of sequence %q, %s: something is left: %v", op.Name, op.Unnamed, op.Sequence, setting, left)
+					}
+				}
+				return nil
+			})
+		}
+	}
+}
+
 // Operations other than sums of floating-point numbers are not coded, with any setting.
 func TestWhatIsNotCodedTravelsPlain(t *testing.T) {
 	j := jobtest.Start(t, 2, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) { s.Compression = jobtest.CodedBy("onebit") }))

@@ -167,7 +167,7 @@ func (b *book) checkCodec(op *Op) error {
 
 // codecOf is how an operation's tensor travels, nil for plain: sums and differences of floating-point numbers
 // are coded as the policy says, everything else is plain. A residual belongs to a name, so that a tensor
-// without one is plain too where the codec would keep one.
+// without one of its program's is plain too where the codec would keep one.
 func (b *book) codecOf(op *Op) codec.Codec {
 	if !op.Kind.HasOp() || op.ReduceOp != units.Sum && op.ReduceOp != units.Average {
 		return nil
@@ -184,7 +184,7 @@ func (b *book) codecOf(op *Op) codec.Codec {
 	if c == nil && op.PullGate != (options.Gate{}) {
 		c = codec.None()
 	}
-	if c == nil || op.Name == "" && c.Answer().ResidualBytes(1)+c.ResidualBytes(1) > 0 {
+	if c == nil || !op.named() && c.Answer().ResidualBytes(1)+c.ResidualBytes(1) > 0 {
 		return nil
 	}
 	return c

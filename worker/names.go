@@ -176,7 +176,7 @@ func (b *book) declare(n *nameState, o *operation) *declaration {
 	if c != nil {
 		cut = 0
 	}
-	d := &declaration{t: b.describe(n, o, cut), asked: o.Codec, cut: cut, group: o.Group, unnamed: o.Name == "", placed: new(membership.Tensor)}
+	d := &declaration{t: b.describe(n, o, cut), asked: o.Codec, cut: cut, group: o.Group, unnamed: !o.named(), placed: new(membership.Tensor)}
 	d.offsets = offsetsOf(d.t.Parts)
 	d.t.Codec = ""
 	if c != nil {

@@ -31,6 +31,7 @@ type Op struct {
 	Splits              []int64 // alltoall: rows for each rank of the set; nil for equal parts
 	Prescale, Postscale float64
 	Name                string // "" for unnamed: such operations match in the order of their submission
+	Unnamed             bool   // the name is a label of the caller's, by which operations match: nothing is kept by it for the next one
 	Sequence            string // of an unnamed one: those of the same sequence match in this order, whatever their kinds; "": the kind's
 
 	options.Declared // allreduce, reducescatter, accumulate; of a held value the same in every use
@@ -75,6 +76,9 @@ func (o *Op) name() string {
 	}
 	return o.Kind.String() + ".noname"
 }
+
+// named reports whether the next operation of the name is the same tensor's, so that something may be kept for it.
+func (o *Op) named() bool { return o.Name != "" && !o.Unnamed }
 
 func (o *Op) member(rank int) int { return slices.Index(o.Set.Ranks, rank) }
 
@@ -160,7 +164,7 @@ func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 func (o *Op) checkUse(rank int, bytes int64) error {
 	in, out := o.useLengths(rank, bytes)
 	switch {
-	case o.Name == "":
+	case !o.named():
 		return fmt.Errorf("a %v needs a name", o.Kind)
 	case !o.Use.Valid():
 		return fmt.Errorf("%q: unknown %v", o.Name, o.Use)

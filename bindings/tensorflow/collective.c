@@ -251,7 +251,8 @@ static bool prepare(call *c, int index, TF_Status *status) {
                 .held = numbers[KIND] == PL_ACCUMULATE ? &c->held : NULL,
                 .empty = c->empty && c->empty[index],
                 .done = ended,
-                .done_arg = m};
+                .done_arg = m,
+                .unnamed = (uint32_t)numbers[UNNAMED]};
   op->output = output_of(c, m, index, status);
   if (TF_GetCode(status) != TF_OK) return false;
   if (c->kernel->flags) {

@@ -21,10 +21,11 @@ enum {
   POSTSCALE,
   ROUND,
   GENERATION,
-  USE, /* of held values, and those below */
+  USE, /* of held values, as the next three */
   SOFT_PARK,
   THRESHOLD,
   DECAY,
+  UNNAMED, /* pl_op.unnamed */
   NUMBERS
 };
 

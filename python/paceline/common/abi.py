@@ -99,7 +99,7 @@ class Op(ctypes.Structure):
         ("tag", ctypes.c_uint64),
         ("timeout_ms", ctypes.c_int64),
         ("later", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("unnamed", ctypes.c_uint32),
     ]
 
     origin: Op | None = None  # what it is a copy of

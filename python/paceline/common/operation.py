@@ -152,11 +152,15 @@ def operation(
     prescale: float = 1.0,
     postscale: float = 1.0,
     name: str | None = None,
+    unnamed: bool = False,
     options: Options = DEFAULTS,
     held: Held | None = None,
     empty: bool = False,
 ) -> abi.Op:
-    """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
+    """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input.
+
+    unnamed: the name is not the program's: codecs keep nothing by it.
+    """
     op = abi.Op(
         ctypes.sizeof(abi.Op),
         kind,
@@ -178,7 +182,7 @@ def operation(
         None if held is None else held.pointer(),
         empty,
     )
-    op.authenticated = options.authenticated
+    op.authenticated, op.unnamed = options.authenticated, unnamed
     if name is not None:
         # A join, too, begins a generation: it ends what is known of tensors, and refuses them while it waits.
         what = engine.generation, dtype, tuple(shape), reduce_op, prescale, postscale, priority, empty

@@ -43,17 +43,26 @@ _DTYPES = {
 _REDUCES = (abi.ALLREDUCE, abi.REDUCESCATTER, abi.ACCUMULATE)
 _CPUS = ("cpu", "cpu_pinned", "cpu_shared")
 
-# Operations without a name have one of these each, in turn, so that many can be in flight.
-_UNNAMED = 64
-_counts: collections.defaultdict[tuple[int, int, str], Iterator[int]] = collections.defaultdict(itertools.count)
+_KINDS = {
+    abi.ALLREDUCE: "allreduce",
+    abi.ALLGATHER: "allgather",
+    abi.BROADCAST: "broadcast",
+    abi.ALLTOALL: "alltoall",
+    abi.REDUCESCATTER: "reducescatter",
+}
+
+# Operations without a name have one of so many labels each, in turn, so that many can be in flight.
+_LABELS = 64
+_counts: collections.defaultdict[tuple[int, int, int], Iterator[int]] = collections.defaultdict(itertools.count)
 
 
-def _label(kind: str, name: str | None, process_set: ProcessSet) -> str:
+def _named(kind: int, name: str | None, process_set: ProcessSet) -> dict[str, Any]:
+    """The fields of an operation by which ranks match."""
     if name is not None:
-        return name
+        return {"name": name}
     # Only the set's ranks count its operations, those that join later too.
     counts = _counts[engine.round, process_set_number(process_set), kind]
-    return f"mxnet.{kind}.{next(counts) % _UNNAMED}"
+    return {"name": f"mxnet.{_KINDS[kind]}.{next(counts) % _LABELS}", "unnamed": True}
 
 
 def _check(kind: int, tensor: Any) -> int:
@@ -76,7 +85,7 @@ def _exchange(
     kind: int,
     tensor: Any,
     output: Any,
-    label: str,
+    name: str | None,
     priority: int,
     how: How,
     root: int = 0,
@@ -95,23 +104,24 @@ def _exchange(
     if tensor.context.device_type not in _CPUS:
         here = tensor.as_in_context(mx.cpu())
         result = here if output is tensor else mx.nd.empty(output.shape, dtype=output.dtype)
-        _exchange(kind, here, result, label, priority, how, root, held, empty)
+        _exchange(kind, here, result, name, priority, how, root, held, empty)
         result.copyto(output)
         return
     if naive or not tensor.size:
-        output[:] = _wait(kind, tensor, label, priority, how, root, held=held, empty=empty)
+        output[:] = _wait(kind, tensor, name, priority, how, root, held=held, empty=empty)
         return
     fields = how.fields() if kind in _REDUCES else {"process_set": process_set_number(how.process_set)}
-    fields |= {"root": root, "priority": priority, "name": label, "held": held, "empty": empty}
+    fields |= {"root": root, "priority": priority, "held": held, "empty": empty}
+    fields |= _named(kind, name, how.process_set)
     op = operation(kind, dtype, tensor.shape, 0, 0, **fields)
     source = None if output is tensor else tensor.handle
     if push(op, source, output.handle) != 0:
-        raise MXNetError(f"{label}: MXNet's engine has not taken the operation")
+        raise MXNetError(f"{fields['name']}: MXNet's engine has not taken the operation")
 
 
-def reduce_(tensor: Any, label: str, priority: int, how: How, empty: bool) -> None:
+def reduce_(tensor: Any, name: str, priority: int, how: How, empty: bool) -> None:
     """As `allreduce_`, with zeros in the array's place, which are not sent, if empty."""
-    _exchange(abi.ALLREDUCE, tensor, tensor, label, priority, how, empty=empty)
+    _exchange(abi.ALLREDUCE, tensor, tensor, name, priority, how, empty=empty)
 
 
 def run_held(use: Use, how: How) -> None:
@@ -124,7 +134,7 @@ def run_held(use: Use, how: How) -> None:
 def _wait(
     kind: int,
     tensor: Any,
-    label: str,
+    name: str | None,
     priority: int,
     how: How,
     root: int = 0,
@@ -137,7 +147,8 @@ def _wait(
     source = np.ascontiguousarray(tensor.asnumpy()).reshape(tensor.shape)
     target = None if kind in (abi.ALLGATHER, abi.ALLTOALL) else np.empty(_result_shape(kind, tensor, how), source.dtype)
     fields = how.fields() if kind in _REDUCES else {"process_set": process_set_number(how.process_set)}
-    fields |= {"root": root, "priority": priority, "name": label, "held": held, "empty": empty, "splits": splits}
+    fields |= {"root": root, "priority": priority, "held": held, "empty": empty, "splits": splits}
+    fields |= _named(kind, name, how.process_set)
     op = operation(
         kind,
         dtype,
@@ -204,7 +215,8 @@ def allreduce(
 
     tensor: a dense NDArray; one that is not on a CPU is copied to it and back.
     op: Average (default), Sum, Adasum, Min, Max or Product. average: deprecated, True for Average and False for Sum.
-    name: identifies the operation on all ranks. Operations without one match in the order in which ranks call them.
+    name: identifies the operation on all ranks. Operations without one match in the order in which ranks call them, and
+        are exact where a codec would keep what it drops for the next one.
     priority: the higher leaves first, as in MXNet.
     prescale_factor, postscale_factor: multiply each rank's array, and the result.
     process_set: the ranks that take part.
@@ -283,16 +295,14 @@ def grouped_allreduce_(
 
 
 def _reduce(tensors: Sequence[Any], outputs: list[Any], name: str | None, priority: int, how: How) -> list[Any]:
-    labels = _labels("allreduce", name, len(outputs), how.process_set)
-    for tensor, output, label in zip(tensors, outputs, labels, strict=True):
-        _exchange(abi.ALLREDUCE, tensor, output, label, priority, how)
+    for tensor, output, own in zip(tensors, outputs, _names(name, len(outputs)), strict=True):
+        _exchange(abi.ALLREDUCE, tensor, output, own, priority, how)
     return outputs
 
 
-def _labels(kind: str, name: str | None, count: int, process_set: ProcessSet) -> list[str]:
-    if name is None or count == 1:
-        return [_label(kind, name, process_set) for _ in range(count)]
-    return [f"{name}.{i}" for i in range(count)]
+def _names(name: str | None, count: int) -> list[str | None]:
+    """The names of a group: its name where it has one member."""
+    return [name if name is None or count == 1 else f"{name}.{i}" for i in range(count)]
 
 
 def allgather(
@@ -305,8 +315,7 @@ def allgather(
     Raises ValueError for wrong arguments, types and sparse arrays; HorovodInternalError if the arrays' other dimensions
     or types differ between ranks, or a rank is lost.
     """
-    label = _label("allgather", name, process_set)
-    return _wait(abi.ALLGATHER, tensor, label, priority, How(Average, process_set=process_set))
+    return _wait(abi.ALLGATHER, tensor, name, priority, How(Average, process_set=process_set))
 
 
 def grouped_allgather(
@@ -318,8 +327,7 @@ def grouped_allgather(
     or types differ between ranks, or a rank is lost.
     """
     return [
-        allgather(t, label, priority, process_set)
-        for t, label in zip(tensors, _labels("allgather", name, len(tensors), process_set), strict=True)
+        allgather(t, own, priority, process_set) for t, own in zip(tensors, _names(name, len(tensors)), strict=True)
     ]
 
 
@@ -339,7 +347,7 @@ def broadcast(
     """
     how = How(Average, process_set=process_set)
     output = _new(abi.BROADCAST, tensor, how)
-    _exchange(abi.BROADCAST, tensor, output, _label("broadcast", name, process_set), priority, how, root_rank)
+    _exchange(abi.BROADCAST, tensor, output, name, priority, how, root_rank)
     return output
 
 
@@ -356,7 +364,7 @@ def broadcast_(
     different shapes, types or operators, or a rank is lost.
     """
     how = How(Average, process_set=process_set)
-    _exchange(abi.BROADCAST, tensor, tensor, _label("broadcast", name, process_set), priority, how, root_rank)
+    _exchange(abi.BROADCAST, tensor, tensor, name, priority, how, root_rank)
     return tensor
 
 
@@ -384,8 +392,7 @@ def alltoall(
     if rows is not None and any(n != int(n) for n in rows):
         raise ValueError(f"splits are numbers of rows, not {rows}")
     how = How(Average, process_set=process_set)
-    label = _label("alltoall", name, process_set)
-    received = _wait(abi.ALLTOALL, tensor, label, priority, how, splits=rows and [int(n) for n in rows])
+    received = _wait(abi.ALLTOALL, tensor, name, priority, how, splits=rows and [int(n) for n in rows])
     return received if rows is not None else received[0]
 
 
@@ -425,9 +432,9 @@ def grouped_reducescatter(
     """
     how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
     outputs = []
-    for tensor, label in zip(tensors, _labels("reducescatter", name, len(tensors), process_set), strict=True):
+    for tensor, own in zip(tensors, _names(name, len(tensors)), strict=True):
         output = _new(abi.REDUCESCATTER, tensor, how)
-        _exchange(abi.REDUCESCATTER, tensor, output, label, priority, how)
+        _exchange(abi.REDUCESCATTER, tensor, output, own, priority, how)
         outputs.append(output)
     return outputs
 

@@ -50,7 +50,7 @@ handle_average_backwards_compatibility = operator_of
 
 # The attribute `numbers`, as bindings/tensorflow/collective.c reads it.
 _KIND, _REDUCE_OP, _PROCESS_SET, _ROOT, _PRIORITY, _AT_ONCE, _RANK, _SIZE, _PRESCALE, _POSTSCALE = range(10)
-_ROUND, _GENERATION, _USE, _SOFT_PARK, _THRESHOLD, _DECAY, _COUNT = range(10, 17)
+_ROUND, _GENERATION, _USE, _SOFT_PARK, _THRESHOLD, _DECAY, _UNNAMED, _COUNT = range(10, 18)
 
 
 def _bits(number: float) -> int:
@@ -127,6 +127,7 @@ def in_turn(result: Any) -> list[Any]:
 def _run(operation: Any, kind: str, numbers: Sequence[int], name: str | None, options: Options, **inputs: Any) -> Any:
     numbers = list(numbers)
     numbers[_AT_ONCE] = int(tf.executing_eagerly() or not asynchronous)
+    numbers[_UNNAMED] = int(name is None)
     label = _label(kind, name, numbers[_PROCESS_SET])
     texts = {"label": label, "codec": options.codec or "", "sync": options.sync or ""}
     try:
@@ -355,7 +356,8 @@ def allreduce(
     op: hvd.Average (default), Sum, Adasum, Min, Max or Product. average: deprecated, True for Average, False for Sum.
     prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
     compression: hvd.Compression.fp16 or a Compressor of your own, or a codec of the engine ("topk:0.01").
-    name: identifies the operation on all ranks; by default its place in the graph, or the order of eager operations.
+    name: identifies the operation on all ranks; by default its place in the graph, or the order of eager operations. By
+        default it is exact where its codec would keep what it drops for the next one.
     process_set: the ranks that take part. device_dense, device_sparse, ignore_name_scope: Horovod's, without effect.
 
     Raises TypeError for a tf.RaggedTensor or tf.SparseTensor, ValueError for other wrong arguments,

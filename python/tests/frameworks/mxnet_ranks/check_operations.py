@@ -85,6 +85,17 @@ def test_more_unnamed_operations_in_flight_than_names():
         same(array, np.full(20, i))
 
 
+def test_a_codec_adds_what_it_drops_to_the_next_array_of_a_name_alone():
+    """Arrays without a name take turns with so many labels, and are exact."""
+    x, zeros = mine((4096,)), mx.nd.zeros((4096,))
+    for _ in range(100):
+        same(hvd.allreduce(x, op=hvd.Sum, compression="topk:0.01"), sum(all_ranks((4096,))))
+    for _ in range(100):
+        assert not hvd.allreduce(zeros, op=hvd.Sum, compression="topk:0.01").asnumpy().any()
+    hvd.allreduce(x, op=hvd.Sum, compression="topk:0.01", name="of one name")
+    assert hvd.allreduce(zeros, op=hvd.Sum, compression="topk:0.01", name="of one name").asnumpy().any()
+
+
 def test_views_of_one_array():
     array = mx.nd.zeros((6, 3))
     hvd.grouped_allreduce_([array[0:2] + 1, array[2:4]], op=hvd.Sum)

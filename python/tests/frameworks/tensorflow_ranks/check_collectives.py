@@ -58,6 +58,17 @@ def test_groups_of_several_types(run, rank, size):
         np.testing.assert_array_equal(result, want)
 
 
+def test_a_codec_adds_what_it_drops_to_the_next_tensor_of_a_name_alone(run, rank, size):
+    """A place in a graph is that of any tensors, which are exact, as eager ones without a name are."""
+    topk, x = hvd.Compression.topk(0.01), mine(rank, (4096,))
+    total = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, compression=topk))
+    np.testing.assert_array_equal(total(x), tf.add_n([mine(r, (4096,)) for r in range(size)]))
+    assert not tf.math.count_nonzero(total(tf.zeros_like(x)))
+    run(lambda: hvd.allreduce(x, op=hvd.Sum, compression=topk, name="of one name"))
+    rest = run(lambda: hvd.allreduce(tf.zeros_like(x), op=hvd.Sum, compression=topk, name="of one name"))
+    assert tf.math.count_nonzero(rest)
+
+
 def test_allreduce_gradient_is_reduced_alike(run, rank, size):
     x = mine(rank)
 
