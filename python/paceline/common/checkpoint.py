@@ -61,7 +61,8 @@ def load_compression_state(state: bytes | bytearray | memoryview) -> None:
 
     Call it before or after optimizers are made. In a job that has already trained, call it after a `barrier`: if only
     some ranks restore, the next reductions fail on all ranks. Tensors that the state does not name start at zero.
-    PyTorch's optimizers that are made in the place of others in the same process have their state if made after it.
+    Optimizers of PyTorch that take the place of others in the same process have their state if they are made after it,
+    MXNet's if they first step after it.
     Raises ValueError for other bytes, also where one bit is another, and TypeError for what is not bytes, and then
     changes nothing.
     """

@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Iterator
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 from paceline.common.process_sets import ProcessSet, process_set_number
+from paceline.common.seat import seat
 
 # How often a name was declared, by (generation of the engine, process set, name). Ranks declare in the same order.
 _declared: collections.Counter[tuple[int, int, str]] = collections.Counter()
 
-# How many optimizers with a codec have had a parameter of a name, by (process set, name), in all lives of the engine.
+# How often a prefix was asked for, by (process set, name), in all lives of the engine.
 _reduced: collections.Counter[tuple[int, str]] = collections.Counter()
 
 
@@ -21,9 +22,11 @@ def own_prefix(process_set: ProcessSet, parameters: Collection[str]) -> str:
     """A prefix for the names of an optimizer's gradients whose codec keeps what it dropped, by name, for the next one.
 
     Another optimizer may have the names of parameters, as two models of one class do: it has another prefix. The first
-    one has none. Every rank of the set calls it for each optimizer, from the beginning: not in an elastic job, where a
-    rank that joins has made others than those that were there.
+    one has none. Every rank of the set calls it for each optimizer, from the beginning. In an elastic job none has one,
+    because a rank that joins has made others than those that were there.
     """
+    if seat.elastic:
+        return ""
     keys = [(process_set_number(process_set), name) for name in parameters]
     place = 1 + max((_reduced[key] for key in keys), default=0)
     for key in keys:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from paceline.common import compression as codecs
 from paceline.common import sync
 from paceline.common.codec_tuning import LARGEST, resolved
 from paceline.common.compression import Auto, Codecs, NoneCompressor, codec_of
+from paceline.common.declaring import own_prefix
 from paceline.common.engine import engine
 from paceline.common.gate import Gate
 from paceline.common.held import HeldParameters
@@ -34,7 +35,8 @@ class Gradient(NamedTuple):
 class Exchange:
     """What `DistributedTrainer` and `DistributedOptimizer` have in common; both describe the arguments.
 
-    sizes: bytes of the parameters, as far as they are known. A copy, or one that was pickled, begins anew.
+    names: of the gradients, or one that stands for all; another optimizer may have them too. sizes: bytes of the
+    parameters, as far as they are known. A copy, or one that was pickled, begins anew.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Exchange:
         sync: Model | str | None,
         gate: Significance | None,
         pull_gate: Significance | None,
+        names: Collection[str],
         sizes: Sequence[int] = (),
     ) -> None:
         if not predivide > 0:
@@ -72,18 +75,19 @@ class Exchange:
         if engine.is_initialized():
             check(self.model, process_set.size(), accumulate=self.model.ahead)
         self.process_set, self._predivide = process_set, predivide
-        self._gate_rule, self._pull_gate = gate, pull_gate
+        self._gate_rule, self._pull_gate, self._own = gate, pull_gate, names
         measures = isinstance(codec, Auto) and self.is_distributed
         self._codec = resolved(codec, sizes or [LARGEST], process_set) if measures else getattr(codec, "text", None)
         self._begin()
 
     def _begin(self) -> None:
+        self._prefix: str | None = None  # None before the first step
         self._names: dict[str, str] = {}  # of the gate's parameters, by themselves
         self._gate: Gate | None = None
         self._held: HeldParameters | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_names", "_gate", "_held")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_prefix", "_names", "_gate", "_held")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -94,6 +98,17 @@ class Exchange:
         """Whether this rank shares with others."""
         rank, size = place_in(self.process_set)
         return rank >= 0 and size > 1
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of gradients, by which codecs and gates keep what they hold back.
+
+        Optimizers are counted at their first steps: they may be made before `init`.
+        """
+        if self._prefix is None and self.is_distributed:
+            coded = (self._codec or engine.setting("compression") or "none") != "none"
+            self._prefix = own_prefix(self.process_set, self._own) if coded or self._gate_rule is not None else ""
+        return self._prefix or ""
 
     @property
     def held(self) -> HeldParameters | None:

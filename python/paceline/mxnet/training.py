@@ -42,7 +42,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     ) -> None:
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise ValueError(f"DistributedOptimizer wraps an mx.optimizer.Optimizer, not {type(optimizer).__name__}")
-        exchange = Exchange(compression, gradient_predivide_factor, process_set, sync, gate, pull_gate)
+        exchange = Exchange(compression, gradient_predivide_factor, process_set, sync, gate, pull_gate, ["optimizer"])
         model = exchange.model
         if model.ahead and (model.has_supersteps or model.asks_significance or model.alone):
             raise ValueError(
@@ -78,7 +78,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         """One update, of a parameter or of a list of them, with what the ranks exchange."""
         several = isinstance(index, tuple | list)
         triples = list(zip(index, weight, grad, strict=True)) if several else [(index, weight, grad)]
-        gradients = [Gradient(f"optimizer.{i}", g, w, -i if isinstance(i, int) else 0) for i, w, g in triples]
+        name = f"{self._exchange.prefix}optimizer"
+        gradients = [Gradient(f"{name}.{i}", g, w, -i if isinstance(i, int) else 0) for i, w, g in triples]
         held = self._exchange.held
         if held is not None:
             weights = {g.name: g.weight for g in gradients}
@@ -126,7 +127,8 @@ class DistributedTrainer(mx.gluon.Trainer):
     compression: hvd.Compression.fp16 or a Compressor of your own, or a codec of the engine, such as
         hvd.Compression.topk(0.01), "int8" or hvd.Compression.auto(). Default: PACELINE_COMPRESSION, else none.
     gradient_predivide_factor f: gradients are multiplied by 1/f before the sum and by f/size after it.
-    prefix: tells several trainers of a program apart. num_groups: Horovod's, without effect.
+    prefix: stands before the names of the gradients, which are 0, 1 and so on. Where another trainer has the same ones,
+        with a codec or a gate, those of the second to step are #2.0, #2.1. num_groups: Horovod's, without effect.
     process_set: the ranks that share their gradients; the others step alone.
     sync: the synchronisation model, such as paceline.SSP(3) or "ssp:3". Default: PACELINE_SYNC, else BSP. Under a model
         that lets ranks run ahead, the servers hold the parameters and each rank steps with its own gradients: the
@@ -167,7 +169,8 @@ class DistributedTrainer(mx.gluon.Trainer):
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         self._prefix = prefix or ""
         sizes = [math.prod(p.shape) * 4 for p in self._params if p.shape and min(p.shape) > 0]
-        self._exchange = Exchange(compression, gradient_predivide_factor, process_set, sync, gate, pull_gate, sizes)
+        names, factor = [f"{self._prefix}{i}" for i in range(len(self._params))], gradient_predivide_factor
+        self._exchange = Exchange(compression, factor, process_set, sync, gate, pull_gate, names, sizes)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Averages the gradients over the ranks and updates the parameters, as mxnet.gluon.Trainer does on one.
@@ -197,7 +200,8 @@ class DistributedTrainer(mx.gluon.Trainer):
     def _gradients(self) -> list[Gradient]:
         """Of parameters on several devices the first one's."""
         trained = [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
-        return [Gradient(f"{self._prefix}{i}", p.list_grad()[0], p.list_data()[0], -i) for i, p in trained]
+        prefix = f"{self._exchange.prefix}{self._prefix}"
+        return [Gradient(f"{prefix}{i}", p.list_grad()[0], p.list_data()[0], -i) for i, p in trained]
 
     def _allreduce_grads(self) -> None:
         self._exchange.reduce(self._gradients(), self._optimizer.rescale_grad)

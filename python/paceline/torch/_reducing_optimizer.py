@@ -76,7 +76,7 @@ class ReducingOptimizer(GradientHooks):
         if self._distributed:
             text = resolved(codec, byte_sizes(self.param_groups), process_set)
             self._options = Options(sync=sync, codec=text)
-            if (text or engine.setting("compression") or "none") != "none" and not seat.elastic:
+            if (text or engine.setting("compression") or "none") != "none":
                 own = [self._parameter_names[p] for group in self.param_groups for p in group["params"]]
                 self._prefix = own_prefix(process_set, own)
             self._watch_all()

@@ -12,6 +12,7 @@ from mxnet import autograd, gluon
 
 import paceline
 import paceline.mxnet as hvd
+from paceline.common import declaring
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -302,6 +303,59 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(sync, compres
     paceline.load_compression_state(state)
     assert paceline.compression_state() == state
     np.testing.assert_array_equal(go(weight, trainer, 5, 10), want)
+
+
+def of_a_trainer(weight, **options):
+    return hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 1.0}, **options)
+
+
+def of_an_optimizer(weight, **options):
+    wrapped = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0), **options)
+    return gluon.Trainer([weight], wrapped, kvstore=None)
+
+
+def training(kind, **options):
+    """A parameter of ones, and a function that steps it with a gradient."""
+    weight = gluon.Parameter("weight", shape=(4096,))
+    weight.initialize(mx.init.One())
+    trainer = kind(weight, **options)
+
+    def step(gradient):
+        with autograd.record():
+            loss = (weight.data() * gradient).sum()
+        loss.backward()
+        trainer.step(1)
+        return weight.data().asnumpy()
+
+    return step
+
+
+@pytest.mark.parametrize("kind", [of_a_trainer, of_an_optimizer])
+def test_what_a_codec_drops_of_one_trainers_gradients_does_not_come_with_anothers(kind):
+    """They have the same names: a GAN's two trainers, or those of one training after the other."""
+    one, other = training(kind, compression="topk:0.01"), training(kind, compression="topk:0.01")
+    for _ in range(3):
+        moved = one(mx.nd.arange(4096) / 4096)
+        rests = other(mx.nd.zeros((4096,)))
+    assert (moved != 1).any() and (rests == 1).all()
+    assert (training(kind, compression="topk:0.01")(mx.nd.zeros((4096,))) == 1).all()
+
+
+@pytest.mark.parametrize("kind", [of_a_trainer, of_an_optimizer])
+def test_a_checkpoint_has_what_the_gates_of_several_trainers_hold_back(kind):
+    declaring.count_anew()  # as in a new process
+
+    def trainings():
+        return [training(kind, gate=paceline.Significance(0.5)) for _ in range(2)]
+
+    for step, gradient in zip(trainings(), (0.2, 0.4), strict=True):
+        assert (step(gradient) == 1).all()
+    state = paceline.compression_state()
+    hvd.allreduce(mx.nd.zeros((1,))).asnumpy()
+    paceline.load_compression_state(state)
+    one, other = [step(0.2) for step in trainings()]  # 0.4 and 0.6 of the weights together
+    assert (one == 1).all()
+    np.testing.assert_allclose(other, 0.4, rtol=1e-5)
 
 
 def test_auto_measures_when_the_trainer_is_made():
