@@ -11,15 +11,14 @@ import jax.numpy as jnp
 
 from paceline.common import abi
 from paceline.common import compression as codecs
-from paceline.common.arguments import check_passes
+from paceline.common.arguments import asked_of, check_passes
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import CompressionArgument
-from paceline.common.engine import engine
 from paceline.common.operation import How, Options
-from paceline.common.operators import Adasum, Average, Sum, operator_of
-from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
+from paceline.common.operators import Adasum, Average, operator_of
+from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.common.significance import Significance
-from paceline.common.sync import Model, check, model_of
+from paceline.common.sync import Model
 from paceline.jax._collective import collective
 from paceline.jax._holding import Holding
 from paceline.jax._ops import arrays_of, reduction, takes_part
@@ -78,43 +77,17 @@ def distributed_optimizer(
     if not hasattr(optimizer, "update"):
         raise ValueError(f"distributed_optimizer wraps an optimizer of optax, not {type(optimizer).__name__}")
     check_passes(backward_passes_per_step)
-    check_process_set(process_set)
-    if not gradient_predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: a number above 0")
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor works with op=hvd.Average only")
     if operator_of(op, None) == Adasum:
         raise ValueError("op=hvd.Adasum combines the ranks' steps: reduce the updates with hvd.allreduce instead")
-    if gate is not None and (not isinstance(gate, Significance) or op not in (Average, Sum)):
-        raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")
-    Significance.check("pull_gate", pull_gate)
-    codec = codecs.codec_of(compression)
-    if compression is Compression.none and engine.is_initialized() and engine.setting("compression") == "auto":
-        codec = codecs.codec_of("auto")
-    if codec is not None:
-        codecs.check(codec)
-        compression = Compression.none
+    factor = gradient_predivide_factor
+    model, compressor, codec = asked_of(compression, process_set, sync, gate, pull_gate, op=op, predivide=factor)
     optimizer = optax.with_extra_args_support(optimizer)
-    model = model_of(sync)
     kind: _Reducing | Holding
     if model.ahead:
-        if op not in (Average, Sum) or gradient_predivide_factor != 1.0 or compression is not Compression.none:
-            raise ValueError(
-                f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
-                "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
-            )
-        check(model, process_set.size(), accumulate=True)
         kind = Holding(optimizer, name, op, process_set, model, codec, gate, pull_gate)
     else:
-        if pull_gate is not None:
-            raise ValueError(
-                f"pull_gate={pull_gate!r} with sync={model.setting}: each step needs its sums; give a model under "
-                "which the servers hold the parameters, such as paceline.SSP(3)"
-            )
-        check(model, process_set.size(), accumulate=False)
-        factor = gradient_predivide_factor
         how = How(op, 1.0 / factor, factor, process_set, Options(sync=model.declared))
-        kind = _Reducing(optimizer, name, how, compression, codec, gate)
+        kind = _Reducing(optimizer, name, how, compressor, codec, gate)
     return _transformation(kind, backward_passes_per_step)
 
 

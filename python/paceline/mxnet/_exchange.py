@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from paceline.common import compression as codecs
 from paceline.common import sync
+from paceline.common.arguments import asked_of
 from paceline.common.codec_tuning import LARGEST, resolved
-from paceline.common.compression import Auto, Codecs, NoneCompressor, codec_of
+from paceline.common.compression import Auto
 from paceline.common.declaring import own_prefix
 from paceline.common.engine import engine
 from paceline.common.gate import Gate
 from paceline.common.held import HeldParameters
 from paceline.common.operation import How, Options
 from paceline.common.operators import Average
-from paceline.common.process_sets import ProcessSet, check_process_set, place_in
+from paceline.common.process_sets import ProcessSet, place_in
 from paceline.common.significance import Significance
-from paceline.common.sync import Model, check, model_of
+from paceline.common.sync import Model
 from paceline.mxnet._held import arrays, gates
-from paceline.mxnet.compression import Compression
 from paceline.mxnet.mpi_ops import reduce_
 
 
@@ -50,30 +49,9 @@ class Exchange:
         names: Collection[str],
         sizes: Sequence[int] = (),
     ) -> None:
-        if not predivide > 0:
-            raise ValueError(f"gradient_predivide_factor={predivide}: a number above 0")
-        check_process_set(process_set)
-        Significance.check("gate", gate)
-        Significance.check("pull_gate", pull_gate)
-        codec = codec_of(compression)
-        if compression is Compression.none and engine.is_initialized() and engine.setting("compression") == "auto":
-            codec = Codecs.auto()
-        if codec is not None:
-            codecs.check(codec)
-        self.model = model_of(sync)
-        self.compressor = compression if codec is None else NoneCompressor
-        if self.model.ahead and (predivide != 1.0 or self.compressor is not NoneCompressor):
-            raise ValueError(
-                f"sync={self.model.setting}: ranks exchange what their steps did, so that only "
-                "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
-            )
-        if pull_gate is not None and not self.model.ahead:
-            raise ValueError(
-                f"pull_gate={pull_gate!r} with sync={self.model.setting}: each step needs its sums; give a model under "
-                "which the servers hold the parameters, such as paceline.SSP(3)"
-            )
-        if engine.is_initialized():
-            check(self.model, process_set.size(), accumulate=self.model.ahead)
+        self.model, self.compressor, codec = asked_of(
+            compression, process_set, sync, gate, pull_gate, predivide=predivide, before_init=True
+        )
         self.process_set, self._predivide = process_set, predivide
         self._gate_rule, self._pull_gate, self._own = gate, pull_gate, names
         measures = isinstance(codec, Auto) and self.is_distributed

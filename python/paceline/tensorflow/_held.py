@@ -16,10 +16,10 @@ from paceline.common.exceptions import HorovodInternalError
 from paceline.common.handles import start, synchronize
 from paceline.common.objects import newest
 from paceline.common.operation import Held, How, Options, operation
-from paceline.common.operators import Average, Max, Sum
+from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
 from paceline.common.significance import Significance
-from paceline.common.sync import Model, check
+from paceline.common.sync import Model
 from paceline.tensorflow._gate import Gate, gate_of
 from paceline.tensorflow._variables import label_of
 from paceline.tensorflow.functions import broadcast_variables
@@ -40,9 +40,6 @@ class Holding:
         self, model: Model, op: int, process_set: ProcessSet, codec: str | None, gate: Significance | None,
         pull_gate: Significance | None,
     ) -> None:  # fmt: skip
-        if op not in (Average, Sum):
-            raise ValueError(f"sync={model.setting}: ranks exchange what their steps did, by op=Average or Sum only")
-        check(model, process_set.size(), accumulate=True)
         self._model, self._op, self._process_set, self._gate = model, op, process_set, gate
         self._options = Options(model.exchanged, model.soft_park, codec, pull_gate)
         self._generation = -1

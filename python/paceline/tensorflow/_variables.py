@@ -28,3 +28,9 @@ def given_to(optimizer: Any, attribute: str) -> Any:
     """What DistributedOptimizer has given an optimizer, or the one within a LossScaleOptimizer. None for others."""
     own = getattr(optimizer, attribute, None)
     return own if own is not None else getattr(getattr(optimizer, "inner_optimizer", None), attribute, None)
+
+
+def has_momentum(optimizer: Any) -> bool:
+    """Whether an optimizer has momentum that is known: older ones have a tensor for it, and `_momentum` beside it."""
+    known = (given_to(optimizer, name) for name in ("momentum", "_momentum"))
+    return any(isinstance(momentum, (bool, int, float)) and momentum for momentum in known)

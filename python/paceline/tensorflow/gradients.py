@@ -10,18 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from paceline.common import compression as codecs
+from paceline.common.arguments import asked_of
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
 from paceline.common.operators import Average, Min, Sum
-from paceline.common.process_sets import (
-    ProcessSet,
-    check_process_set,
-    global_process_set,
-    place_in,
-    process_set_number,
-)
+from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.common.significance import Significance
-from paceline.common.sync import check, model_of
 from paceline.common.util import split_list
 from paceline.tensorflow._gate import gate_of
 from paceline.tensorflow._glue import asynchronous
@@ -90,26 +84,18 @@ class Reduction:
     local_variables: list[Any] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not self.gradient_predivide_factor > 0:
-            raise ValueError(f"gradient_predivide_factor={self.gradient_predivide_factor}: a number above 0")
-        check_process_set(self.process_set)
+        factor = self.gradient_predivide_factor
+        model, _, codec = asked_of(
+            self.compression, self.process_set, self.sync, self.gate, op=self.op, predivide=factor, measures=False
+        )
         _check_groups(self.groups)
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor works with op=hvd.Average only")
-        codec = codecs.codec_of(self.compression)
         if isinstance(codec, codecs.Auto):
             raise ValueError("Compression.auto() is DistributedOptimizer's, of Keras: it measures with the first step")
-        if codec is not None:
-            codecs.check(codec)
-        model = model_of(self.sync)
         if model.ahead:
             raise ValueError(
                 f"sync={model.setting}: ranks that run ahead exchange parameters, which a tape and optimizers of "
                 "TensorFlow 1 do not change: wrap an optimizer of Keras by hvd.DistributedOptimizer"
             )
-        if self.gate is not None and (not isinstance(self.gate, Significance) or self.op not in (Average, Sum)):
-            raise ValueError(f"gate={self.gate!r}: give paceline.Significance(...), with op=Average or Sum")
-        check(model, self.process_set.size(), accumulate=False)
         self._sync = model.declared
 
     def __call__(self, grads: Sequence[Any], variables: Sequence[Any], generic: bool = False) -> list[Any]:

@@ -7,8 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from paceline.common.arguments import check_passes, warn_of_momentum
+from paceline.common.compression import codec_of
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.tensorflow._variables import has_momentum
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from paceline.tensorflow.gradients import Reduction, groups_of
@@ -95,10 +98,12 @@ def DistributedOptimizer(
         )
     if gate is not None or pull_gate is not None:
         raise ValueError("gate and pull_gate work with optimizers of Keras only")
+    check_passes(backward_passes_per_step)
     reduction = Reduction(
         compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set, sync,
         scale_local_gradients,
     )  # fmt: skip
+    warn_of_momentum(codec_of(compression), has_momentum(optimizer))
     kind = type(optimizer)
     wrapped: Any = object.__new__(type(kind.__name__, (_DistributedV1, kind), {"__module__": __name__}))
     wrapped.__dict__.update(optimizer.__dict__)

@@ -19,7 +19,7 @@ from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
 from paceline.common.seat import seat
 from paceline.common.significance import Significance
-from paceline.common.sync import Model, check, significance
+from paceline.common.sync import Model, significance
 from paceline.torch._distributed import Distributed, hooked
 from paceline.torch._gate import Gate
 from paceline.torch._ops import barrier
@@ -61,7 +61,6 @@ class HeldOptimizer(Distributed):
         self._exchanges = 0  # since the values were declared
         self._distributed = bool(process_set.included()) and (place_in(process_set)[1] > 1 or seat.elastic)
         if self._distributed:
-            check(model, process_set.size(), accumulate=True)
             text = resolved(codec, byte_sizes(self.param_groups), process_set)
             self._options = Options(model.exchanged, model.soft_park, text, pull_gate)
 

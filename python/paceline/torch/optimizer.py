@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 
-from paceline.common import compression as codecs
-from paceline.common.arguments import check_passes
-from paceline.common.compression import CompressionArgument, SupportsCompress
+from paceline.common.arguments import asked_of, check_passes, warn_of_momentum
+from paceline.common.compression import CompressionArgument
 from paceline.common.engine import engine
-from paceline.common.operators import Adasum, Average, Sum
-from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
+from paceline.common.operators import Adasum, Average
+from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.common.seat import seat
 from paceline.common.significance import Significance
-from paceline.common.sync import Model, check, model_of
+from paceline.common.sync import Model
 from paceline.torch import _cross_barrier
 from paceline.torch._adasum_optimizer import AdasumOptimizer
 from paceline.torch._cross_barrier import CrossBarrierOptimizer
@@ -93,48 +92,24 @@ def DistributedOptimizer(
     if isinstance(optimizer, Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     check_passes(backward_passes_per_step)
-    check_process_set(process_set)
-    if not gradient_predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: a number above 0")
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor works with op=hvd.Average only")
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    if gate is not None and (not isinstance(gate, Significance) or op not in (Average, Sum)):
-        raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")
-    Significance.check("pull_gate", pull_gate)
-    codec = codecs.codec_of(compression)
-    free = compression is Compression.none and op != Adasum  # Adasum's steps are never coded
-    if free and engine.is_initialized() and engine.setting("compression") == "auto":
-        codec = codecs.codec_of("auto")
-    if codec is not None:
-        compression = Compression.none
-        _check_codec(codec, optimizer, op)
-    model = model_of(sync)
+    model, compressor, codec = asked_of(
+        compression, process_set, sync, gate, pull_gate, op=op, predivide=gradient_predivide_factor
+    )
+    warn_of_momentum(codec, any(group.get("momentum") for group in optimizer.param_groups))
     if cross_barrier:
         _check_cross_barrier(model, optimizer, op)
     if model.ahead:
-        if op not in (Average, Sum) or gradient_predivide_factor != 1.0 or compression is not Compression.none:
-            raise ValueError(
-                f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
-                "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
-            )
         held = optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate
         if not wait_free:
             return _derived(HeldOptimizer, optimizer)(*held)
         _check_wait_free(model, optimizer)
         early = _derived(WaitFreeOptimizer, optimizer)
         return early(*held, backward_passes_per_step=backward_passes_per_step)
-    if pull_gate is not None:
-        raise ValueError(
-            f"pull_gate={pull_gate!r} with sync={model.setting}: each step needs its sums; give a model under which "
-            "the servers hold the parameters, such as paceline.SSP(3)"
-        )
-    check(model, process_set.size(), accumulate=False)
     if op == Adasum and not model.whole:
         raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")
-    compressor = cast(SupportsCompress, compression)
     if op == Adasum and (engine.size() > 1 or seat.elastic):
         if process_set.process_set_id != 0:
             raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
@@ -189,15 +164,3 @@ def _check_cross_barrier(model: Model, optimizer: torch.optim.Optimizer, op: int
     if op == Adasum:
         raise ValueError("cross_barrier with op=Adasum, which combines the ranks' steps: use cross_barrier=False")
     _cross_barrier.check(optimizer)
-
-
-def _check_codec(codec: codecs.Codec, optimizer: torch.optim.Optimizer, op: int) -> None:
-    codecs.check(codec)
-    if op == Adasum:
-        raise ValueError(f"compression={codec.text!r}: Adasum combines whole steps, which travel plain")
-    rules = engine.codec_info(codec.text)
-    if rules and all(r["momentum"] for r in rules) and any(g.get("momentum") for g in optimizer.param_groups):
-        name = rules[0]["setting"].partition(":")[0]
-        warnings.warn(
-            f"{name}'s momentum takes the place of the optimizer's, which has one too: give it momentum=0", stacklevel=3
-        )

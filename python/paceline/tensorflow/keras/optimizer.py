@@ -11,14 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from paceline.common import compression as codecs
-from paceline.common.codec_tuning import check_stays, resolved
-from paceline.common.engine import engine
-from paceline.common.operators import Average, Sum
-from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
+from paceline.common.arguments import asked_of, check_passes, warn_of_momentum
+from paceline.common.codec_tuning import resolved
+from paceline.common.operators import Average
+from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.common.significance import Significance
-from paceline.common.sync import model_of
 from paceline.tensorflow._held import Holding
-from paceline.tensorflow._variables import given_to
+from paceline.tensorflow._variables import given_to, has_momentum
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from paceline.tensorflow.gradients import Reduction, groups_of, local_variables
@@ -187,35 +186,18 @@ def DistributedOptimizer(
     kind = type(optimizer)
     if not isinstance(optimizer, OPTIMIZERS):
         raise ValueError(f"expected an optimizer of Keras {VERSION}, got {kind.__module__}.{kind.__name__}")
-    check_process_set(process_set)
-    model = model_of(sync)
-    Significance.check("gate", gate)
-    Significance.check("pull_gate", pull_gate)
-    codec = codecs.codec_of(compression)
-    if compression is Compression.none and engine.is_initialized() and engine.setting("compression") == "auto":
-        codec = codecs.codec_of("auto")
+    check_passes(backward_passes_per_step)
+    model, _, codec = asked_of(
+        compression, process_set, sync, gate, pull_gate, op=op, predivide=gradient_predivide_factor
+    )
+    warn_of_momentum(codec, has_momentum(optimizer))
     auto = codec if isinstance(codec, codecs.Auto) else None
-    check_stays(auto)
     if auto is not None:
-        codecs.check(auto)
         compression, codec = Compression.none, None
     holding: Holding | None = None
     if model.ahead:
-        plain = compression is Compression.none or codec is not None
-        if not plain or gradient_predivide_factor != 1.0 or op not in (Average, Sum):
-            raise ValueError(
-                f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
-                "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
-            )
-        if codec is not None:
-            codecs.check(codec)
         holding = Holding(model, op, process_set, None if codec is None else codec.text, gate, pull_gate)
         reduction = Reduction(sync="bsp", process_set=process_set)  # what no rank does
-    elif pull_gate is not None:
-        raise ValueError(
-            f"pull_gate={pull_gate!r} with sync={model.setting}: each step needs its sums; give a model under which "
-            "the servers hold the parameters, such as paceline.SSP(3)"
-        )
     else:
         reduction = Reduction(
             compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set,

@@ -1,6 +1,8 @@
 """Gates, synchronisation models, codecs, checkpoints and the timeline."""
 
+import functools
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -174,6 +176,17 @@ def test_the_timeline_names_operations_of_graphs(rank, tmp_path):
     hvd.stop_timeline()
     text = (tmp_path / ("trace.json" if rank == 0 else f"trace.{rank}.json")).read_text()
     assert "on the timeline" in text and json.loads(text)
+
+
+def test_dgc_says_that_momentum_is_its_own():
+    kinds = [(hvd_keras, keras.optimizers.SGD), (hvd, functools.partial(tf.compat.v1.train.MomentumOptimizer, 0.1))]
+    kinds += [] if KERAS_3 else [(hvd_keras, keras.optimizers.legacy.SGD)]
+    for module, kind in kinds:
+        with pytest.warns(UserWarning, match="dgc's momentum takes the place .*: give it momentum=0"):
+            module.DistributedOptimizer(kind(momentum=0.9), compression=hvd.Compression.dgc(0.1))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            module.DistributedOptimizer(kind(momentum=0.0), compression=hvd.Compression.dgc(0.1))
 
 
 def test_wrong_arguments():

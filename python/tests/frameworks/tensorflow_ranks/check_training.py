@@ -704,11 +704,14 @@ def test_wrong_arguments():
         for nobody in (5, None):
             with pytest.raises(ValueError, match=f"process_set={nobody}: give a ProcessSet"):
                 wrap(process_set=nobody)
+        with pytest.raises(ValueError, match="compression='int8': Adasum combines whole steps"):
+            wrap(op=hvd.Adasum, compression="int8")
         for right in ({"num_groups": 2}, {"groups": [[v]]}, {"groups": ((v,),)}, {"groups": 1}, {}):
             wrap(**right)
     for nobody in (5, None):
         with pytest.raises(ValueError, match=f"process_set={nobody}: give a ProcessSet"):
             hvd_keras.DistributedOptimizer(keras.optimizers.SGD(), process_set=nobody, sync="ssp:1")
     for wrap in wraps[1:]:
-        with pytest.raises(ValueError, match=r"backward_passes_per_step=1\.5: at least 1"):
-            wrap(backward_passes_per_step=1.5)
+        for passes in 1.5, 1.0:
+            with pytest.raises(ValueError, match=f"backward_passes_per_step={passes}: at least 1"):
+                wrap(backward_passes_per_step=passes)
