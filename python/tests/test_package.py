@@ -328,6 +328,14 @@ def test_without_pytorch_the_error_says_what_to_install(as_horovod):
     assert said.splitlines() == ["PyTorch is not installed; pip install 'paceline[torch]'"] * 3
 
 
+def test_an_old_pytorch_is_an_import_error_that_names_it():
+    code = "import torch; torch.__version__ = '2.0.1'; del torch.Tensor.register_post_accumulate_grad_hook"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; import paceline.torch"], capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.returncode == 1 and "PyTorch 2.0.1 is too old for paceline.torch, which needs 2.1" in done.stderr
+
+
 def test_helpers_of_horovod():
     from paceline.common import util
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import xml.etree.ElementTree as ET
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -390,6 +391,53 @@ def test_a_backend_that_cannot_be_taken_over_is_an_error():
         text=True,
     )
     assert done.returncode != 0 and "allowed are gloo" in done.stderr
+
+
+def test_an_old_pytorch_is_an_import_error_that_says_what_works_with_it():
+    said = errors_of("""
+        import torch
+        torch.__version__ = torch.torch_version.TorchVersion("2.6.1")
+        import paceline.torch.distributed
+    """)
+    assert "needs PyTorch 2.7 or newer, and this is 2.6.1: use Horovod's API" in said, said
+
+
+@pytest.mark.parametrize("backend", ["paceline", "gloo"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch._C._distributed_c10d.Backend",
+        "torch._C._distributed_c10d.Reducer",
+        "torch._C._distributed_c10d.Reducer._rebuild_buckets",
+        "torch._C._collect_all",
+        "torch.nn.parallel.DistributedDataParallel._register_builtin_comm_hook",
+    ],
+)
+def test_a_pytorch_without_a_name_that_is_used_is_an_import_error_that_names_it(name, backend):
+    said = errors_of(
+        f"""
+        import pkgutil
+        import torch.distributed as dist
+        owner, _, name = "{name}".rpartition(".")
+        delattr(pkgutil.resolve_name(owner), name)
+        import paceline_takeover
+        paceline_takeover.load()
+        import paceline.torch.distributed
+        dist.init_process_group("{backend}", store=dist.HashStore(), rank=0, world_size=1)
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        PACELINE_TAKEOVER="gloo" if backend == "gloo" else "",
+    )
+    assert f"ImportError: the torch.distributed backend of Paceline does not know PyTorch {torch.__version__}" in said
+    assert "it is tested with 2.7 to 2.15" in said
+
+
+def errors_of(code, **env):
+    """What a program says that fails."""
+    argv = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(argv, env=clean_environment() | env, capture_output=True, text=True)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
 
 
 def said_by(code, **env):

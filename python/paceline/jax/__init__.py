@@ -19,6 +19,12 @@ _glue.check_version()
 
 from paceline.common import core as _core  # noqa: E402
 from paceline.common.core import *  # noqa: E402
+
+try:
+    from paceline.jax import _collective as _collective  # has what JAX keeps to itself
+except (ImportError, AttributeError) as e:
+    raise _glue.unknown_version(e) from e
+
 from paceline.jax import elastic  # noqa: E402
 from paceline.jax._ops import (  # noqa: E402
     allgather,

@@ -18,6 +18,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import effects
+from jax._src.dispatch import runtime_tokens
+from jax._src.interpreters.mlir import custom_call, token_type
+from jax.interpreters import ad, batching
+from jax.interpreters.mlir import TokenSet, dtype_to_ir_type, emit_python_callback, ir, register_lowering
 
 from paceline.common import abi
 from paceline.common.engine import engine
@@ -27,17 +32,12 @@ from paceline.common.process_sets import ProcessSet
 from paceline.jax import _glue, _host
 
 try:
-    from jax._src import dispatch, effects
-    from jax._src.interpreters.mlir import custom_call, token_type
-    from jax.interpreters import ad, batching
-    from jax.interpreters.mlir import TokenSet, dtype_to_ir_type, emit_python_callback, ir, register_lowering
+    from jax.extend.core import Primitive
+except ImportError:  # JAX 0.4.26 and older
+    from jax.core import Primitive
 
-    try:
-        from jax.extend.core import Primitive
-    except ImportError:  # JAX 0.4.26 and older
-        from jax.core import Primitive
-except (ImportError, AttributeError) as e:
-    raise _glue.unknown_version(e) from e
+# Used when programs end: a version without them is an error at import (__init__.py).
+runtime_tokens.current_tokens, runtime_tokens.output_runtime_tokens  # noqa: B018
 
 Shape = tuple[int, ...]
 
@@ -111,11 +111,10 @@ def settle() -> None:
 
     What went wrong there is in the results of these programs.
     """
-    tokens = dispatch.runtime_tokens
     try:
-        tokens.block_until_ready()
+        runtime_tokens.block_until_ready()
     except Exception:
-        tokens.clear()  # of a program that failed: it would fail all that come later
+        runtime_tokens.clear()  # of a program that failed: it would fail all that come later
 
 
 @collective_p.def_impl
@@ -281,19 +280,19 @@ def _forget() -> None:
 
 def _drain() -> Exception | None:
     """Waits for the programs that are in flight. Returns what one of them has failed with."""
-    tokens, failure = dispatch.runtime_tokens, None
-    for token in [*tokens.current_tokens.values(), *tokens.output_runtime_tokens.values()]:
+    failure = None
+    for token in [*runtime_tokens.current_tokens.values(), *runtime_tokens.output_runtime_tokens.values()]:
         try:
             token.block_until_ready()
         except Exception as e:
             failure = e
-    tokens.clear()
+    runtime_tokens.clear()
     return failure
 
 
 def _finish() -> None:
     """A script that ends without shutdown: JAX waits for its programs, and so the job lasts as long."""
-    token = dispatch.runtime_tokens.current_tokens.get(_effect)
+    token = runtime_tokens.current_tokens.get(_effect)
     while token is not None and not getattr(token, "_buf", token).is_ready():  # an array in JAX 0.4.26 and older
         time.sleep(0.002)  # a wait in C would not see Ctrl-C
 

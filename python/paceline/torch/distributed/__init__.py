@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.torch.distributed import names, takeover
+from paceline.torch.distributed import versions
 
 __all__ = ["DDPState", "ddp_hook"]
 
+versions.check()
+with versions.known():
+    from paceline.torch.distributed import names, takeover
 if names.OLDER:
     takeover.register()
 
@@ -21,6 +24,6 @@ def __getattr__(name: str) -> Any:
     """`DDPState` and `ddp_hook`, which need more of PyTorch than the backend does."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from paceline.torch.distributed import ddp
-
+    with versions.known():
+        from paceline.torch.distributed import ddp
     return getattr(ddp, name)

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from paceline.common import abi
 from paceline.torch._untraced import untraced
-from paceline.torch.distributed import buckets, callbacks, latest, names, stand_in, worlds
+from paceline.torch.distributed import buckets, callbacks, latest, names, stand_in, versions, worlds
 from paceline.torch.distributed.exchanges import Exchanges
 from paceline.torch.distributed.group import Group
 from paceline.torch.distributed.job import World
@@ -54,9 +54,10 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Base):
         cls, title: str, store: Store, rank: int, size: int, ranks: Sequence[int], name: str, timeout: timedelta
     ) -> PacelineBackend:
         """The backend of a new group. ranks: of the default group, in any order; empty: it is the default one."""
-        latest.install(PacelineBackend)
-        buckets.install(PacelineBackend)
-        callbacks.install()
+        with versions.known():
+            latest.install(PacelineBackend)
+            buckets.install(PacelineBackend)
+            callbacks.install()
         if ranks:
             world = None
             worlds.beside(ranks, title)

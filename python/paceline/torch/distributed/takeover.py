@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Backend
 
-from paceline.torch.distributed import names, worlds
+from paceline.torch.distributed import names, versions, worlds
 
 # Backends whose place it can take: those for tensors in host memory.
 _REPLACEABLE = ("gloo",)
 
 
+@versions.known()
 def register() -> None:
     """Registers the backend as "paceline". PyTorch calls it when a script names the backend for the first time.
 
     Before PyTorch 2.14 the import of paceline.torch.distributed does. Raises ImportError, with what is supported, under
     a PyTorch where neither backends nor the works of groups can be written in Python.
     """
-    _check_version()
     _register(names.NAME)
     if names.OLDER:
         from paceline.torch.distributed import older
@@ -29,9 +29,9 @@ def register() -> None:
         older.install()
 
 
+@versions.known()
 def take_over(given: str) -> None:
     """Registers the backend under other names, separated by commas: "gloo". Raises ValueError for other names."""
-    _check_version()
     for name in filter(None, (text.strip().lower() for text in given.split(","))):
         if name not in _REPLACEABLE:
             raise ValueError(f"PACELINE_TAKEOVER={given!r}: allowed are {', '.join(_REPLACEABLE)}, separated by commas")
@@ -43,6 +43,8 @@ def take_over(given: str) -> None:
 
 
 def _register(name: str) -> None:
+    if not names.OLDER:
+        getattr(torch._C._distributed_c10d.Backend, "allreduce")  # noqa: B009, which backends written in Python have
     # Of a custom type: to backends of Gloo's type PyTorch talks as to its own class.
     Backend.register_backend(name, _maker(name), extended_api=True, devices=names.device_types())
     names.ours.add(name)
@@ -50,7 +52,8 @@ def _register(name: str) -> None:
 
 def _maker(name: str) -> Callable[[Any, Any], Any]:
     def make(options: Any, backend_options: Any) -> Any:
-        from paceline.torch.distributed.backend import PacelineBackend
+        with versions.known():
+            from paceline.torch.distributed.backend import PacelineBackend
 
         timeout = options.timeout
         if not isinstance(timeout, timedelta):
@@ -61,12 +64,3 @@ def _maker(name: str) -> Callable[[Any, Any], Any]:
         )
 
     return make
-
-
-def _check_version() -> None:
-    # Before 2.7 PyTorch's callers in C++ keep the part of a work that is in C++ alone.
-    if torch.__version__ < "2.7" or not (names.OLDER or "allreduce" in vars(torch._C._distributed_c10d.Backend)):
-        raise ImportError(
-            f"the torch.distributed backend of Paceline needs PyTorch 2.7 or newer, and this is {torch.__version__}: "
-            "use Horovod's API (import paceline.torch as hvd), which works with PyTorch 2.1 and newer"
-        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistBackendError, ProcessGroup, distributed_c10d
 
-from paceline.torch.distributed import names
+from paceline.torch.distributed import names, versions
 
 if TYPE_CHECKING:
     from paceline.torch.distributed.job import World
@@ -23,15 +23,18 @@ _worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDiction
 def begin(store: Store, rank: int, size: int) -> World:
     """The world of a default group, in which the engine runs. All ranks of the group call this."""
     from paceline.common.engine import engine
-    from paceline.torch.distributed import ddp, group, job, stand_in
 
+    with versions.known():
+        from paceline.torch.distributed import ddp, group, job, stand_in
+
+        ddp.install_builtin()
     _leave_earlier()
     world = job.World(store, rank, size)
     group.forget()
-    ddp.install_builtin()
     if engine.setting("compression") or engine.setting("elastic"):
-        ddp.install()
-        stand_in.install()
+        with versions.known():
+            ddp.install()
+            stand_in.install()
     return world
 
 
