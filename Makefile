@@ -208,7 +208,7 @@ build/horovod/.installed:
 	  build/horovod/bin/python -m pip install --quiet --no-build-isolation horovod==0.28.1
 	@touch $@
 
-# An environment with a framework, NAME or NAME-VERSION. JAX before 0.4.30 does not say that it needs NumPy 1.
+# An environment with a framework, NAME or NAME-VERSION. The newest TensorFlow has the older Keras too, which asks for another package of it. JAX before 0.4.30 does not say that it needs NumPy 1.
 framework = $(firstword $(subst -, ,$*))
 package   = $(if $(filter tensorflow,$(framework)),tensorflow-cpu,$(if $(filter jax,$(framework)),jax[cpu],$(framework)))
 beside    = $(if $(filter jax,$(framework)),$(if $(filter 0.4.1% 0.4.2%,$(VERSION)),'numpy<2' 'scipy<1.13'))
@@ -218,6 +218,7 @@ $(addsuffix /.deps,$(FRAMEWORK_ENVS)): build/%/.deps: pyproject.toml
 	.ci/again build/$*/bin/python -m pip install --quiet 'pip>=25.1'
 	.ci/again build/$*/bin/python -m pip install --quiet --resume-retries 10 --group $(framework) \
 	  $(if $(VERSION),'$(package)==$(VERSION).*' $(beside))
+	$(if $(filter tensorflow,$*),.ci/again build/$*/bin/python -m pip install --quiet --no-deps tf_keras)
 	@touch $@
 
 $(addsuffix /.installed,$(FRAMEWORK_ENVS)): build/%/.installed: build/%/.deps build/.wheel

@@ -67,7 +67,7 @@ typedef void (*TF_Delete)(void *);
   F(TF_Kernel *, TF_NewKernelBuilder, (const char *, const char *, TF_Create, TF_Compute, TF_Delete))                 \
   F(void, TF_RegisterKernelBuilder, (const char *, TF_Kernel *, TF_Status *))
 
-/* What releases before 2.15 lack. */
+/* What TensorFlow 2.12 lacks. */
 #define TF_ASYNC_FUNCTIONS(F)                                                                                   \
   F(TF_Kernel *, TF_NewAsyncKernelBuilder, (const char *, const char *, TF_Create, TF_ComputeAsync, TF_Delete)) \
   F(void, TF_RunAsyncOpKernelDoneCallback, (void *))

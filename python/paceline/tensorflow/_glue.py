@@ -28,7 +28,8 @@ _MINIMUM = "2.12.0"
 _TESTED = "2.12 to 2.21"
 
 
-def _unusable(why: object) -> ImportError:
+def unusable(why: object) -> ImportError:
+    """The error for a TensorFlow that this package cannot work with."""
     return ImportError(
         f"paceline.tensorflow cannot use TensorFlow {tf.__version__}: {why}. It needs {_MINIMUM} or newer "
         f"and is tested with {_TESTED}"
@@ -37,21 +38,23 @@ def _unusable(why: object) -> ImportError:
 
 def _load() -> tuple[Any, Any, bool]:
     if not is_version_greater_equal_than(tf.__version__, _MINIMUM):
-        raise _unusable("it is too old")
+        raise unusable("it is too old")
     try:
         operations = tf.load_op_library(str(glue.path("tensorflow")))
     except (RuntimeError, tf.errors.OpError) as e:
-        raise _unusable(e) from None
+        raise unusable(e) from None
     native = glue.bind("tensorflow")
     native.pl_tensorflow_load_error.restype = ctypes.c_char_p
     if why := native.pl_tensorflow_load_error():
-        raise _unusable(why.decode())
+        raise unusable(why.decode())
     native.pl_tensorflow_set_job.argtypes = [ctypes.c_int64, ctypes.c_int64]
     try:
         tf.keras.layers  # noqa: B018, which imports Keras
     except ImportError as e:
+        if "TF_USE_LEGACY_KERAS" in os.environ:
+            raise unusable(f"{e} TF_USE_LEGACY_KERAS asks for another: pip install --no-deps tf_keras") from None
         backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-        raise _unusable(f"{e} Keras's backend is {backend}: set KERAS_BACKEND=tensorflow") from None
+        raise unusable(f"{e} Keras's backend is {backend}: set KERAS_BACKEND=tensorflow") from None
     return operations, native, bool(native.pl_tensorflow_async())
 
 
@@ -80,8 +83,8 @@ def _let_run_in_any_order() -> None:
     """
     from tensorflow.python.framework import auto_control_deps
 
-    known = getattr(auto_control_deps, "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS", None)
-    if asynchronous and known is not None:
+    known = auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
+    if asynchronous:
         auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = frozenset(known) | frozenset(_OURS)
 
 
@@ -89,15 +92,13 @@ def _keep_calls_in_order() -> None:
     """Has calls of functions that have such operations run in the program's order where they share a variable.
 
     Two calls of one function have the same names. TensorFlow orders calls that change a variable, and lets those run in
-    any order that only read it.
+    any order that only read it: these could be summed with each other.
     """
     from tensorflow.python.framework import auto_control_deps
 
-    register = getattr(auto_control_deps, "register_acd_resource_resolver", None)
-    if register is None:
-        return
+    tf.Graph._get_function  # noqa: B018, which _has_ours calls
 
-    @register  # type: ignore[untyped-decorator]
+    @auto_control_deps.register_acd_resource_resolver  # type: ignore[untyped-decorator]
     def as_if_changed(op: Any, reads: Any, writes: Any) -> bool:
         if op.type != "StatefulPartitionedCall" or not len(reads) or not _has_ours(op):
             return False
@@ -129,6 +130,9 @@ def _keep_from_autograph() -> None:
     config.CONVERSION_RULES = (config.DoNotConvert("paceline"), *config.CONVERSION_RULES)
 
 
-_let_run_in_any_order()
-_keep_calls_in_order()
-_keep_from_autograph()
+try:  # what TensorFlow keeps to itself
+    _let_run_in_any_order()
+    _keep_calls_in_order()
+    _keep_from_autograph()
+except (ImportError, AttributeError) as e:
+    raise unusable(e) from e

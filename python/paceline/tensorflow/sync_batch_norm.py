@@ -9,10 +9,15 @@ import tensorflow as tf
 
 from paceline.common.engine import engine
 from paceline.common.operators import Sum
+from paceline.tensorflow._glue import unusable
 from paceline.tensorflow.mpi_ops import allreduce
 
 # Keras 3 calls _moments(inputs, mask), Keras 2 _moments(inputs, reduction_axes, keep_dims, mask=None).
-_takes_masks_alone = "reduction_axes" not in inspect.signature(tf.keras.layers.BatchNormalization._moments).parameters
+try:
+    _moments = inspect.signature(tf.keras.layers.BatchNormalization._moments)
+except AttributeError as e:
+    raise unusable(e) from e
+_takes_masks_alone = "reduction_axes" not in _moments.parameters
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):

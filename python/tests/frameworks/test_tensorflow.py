@@ -1,11 +1,13 @@
 """paceline.tensorflow and paceline.keras on real ranks, which run the checks of tensorflow_ranks, and bad input."""
 
+import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
 import textwrap
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -167,6 +169,16 @@ def test_keras_2_trains_without_eager_execution(tmp_path):
     assert "finished gradual learning rate warmup to 0.1." in paceline_run(sys.executable, script)
 
 
+@pytest.mark.skipif(
+    not importlib.util.find_spec("tf_keras"), reason="tf_keras is not installed: TensorFlow has Keras 2"
+)
+def test_keras_2_beside_keras_3(tmp_path):
+    """tf.keras is the package tf_keras."""
+    file = TESTS / "frameworks" / "tensorflow_ranks" / "check_training.py"
+    argv = [TESTS / "ranks" / "run.py", tmp_path, "-x", "-q", "-p", "no:cacheprovider", file]
+    paceline_run(sys.executable, *argv, TF_USE_LEGACY_KERAS="1")
+
+
 @pytest.mark.parametrize("example", ["tensorflow_digits.py", "keras_digits.py"])
 def test_example_learns_and_ranks_hold_the_same_parameters(example):
     said = paceline_run(sys.executable, TESTS.parents[1] / "examples" / example, "--epochs", "6")
@@ -282,6 +294,46 @@ def test_an_old_version_is_an_import_error_that_names_what_is_supported():
     assert code == 1 and "cannot use TensorFlow 2.11.1: it is too old. It needs 2.12.0 or newer" in said, said
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tensorflow.python.autograph.core.config.CONVERSION_RULES",
+        "tensorflow.python.framework.auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS",
+        "tensorflow.python.framework.auto_control_deps.register_acd_resource_resolver",
+        "tensorflow.python.framework.ops.Graph._get_function",
+        "tensorflow.keras.layers.BatchNormalization._moments",
+    ],
+)
+def test_a_name_that_a_release_lacks_is_an_import_error_that_names_it(name):
+    import tensorflow as tf
+
+    code, said = without(name, "import paceline.tensorflow")
+    assert code == 1 and f"ImportError: paceline.tensorflow cannot use TensorFlow {tf.__version__}: " in said, said
+    assert name.rpartition(".")[2] in said and "tested with 2.12 to 2.21" in said, said
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tensorflow.keras.optimizers.LossScaleOptimizer", "keras.src.trainers.trainer.model_supports_jit"]
+    if metadata.version("keras").startswith("3")
+    else ["tensorflow.keras.mixed_precision.LossScaleOptimizer"],
+)
+def test_a_name_that_a_keras_lacks_is_an_import_error_that_names_it(name):
+    code, said = without(name, "import paceline.keras")
+    assert code == 1 and "ImportError: paceline.keras cannot use Keras " in said, said
+    assert name.rpartition(".")[2] in said and "It is made for Keras 2.12 to 2.15" in said, said
+
+
+def without(name, code):
+    return python(f"""
+        import pkgutil
+        owner, _, name = "{name}".rpartition(".")
+        owner = pkgutil.resolve_name(owner)
+        delattr(next(o for o in getattr(owner, "__mro__", [owner]) if name in vars(o)), name)
+        {code}
+    """)
+
+
 def test_keras_with_another_backend_is_an_import_error():
     import tensorflow as tf
 
@@ -289,6 +341,12 @@ def test_keras_with_another_backend_is_an_import_error():
         pytest.skip("Keras 2 has TensorFlow alone")
     code, said = python("import paceline.keras", KERAS_BACKEND="numpy")
     assert code == 1 and "set KERAS_BACKEND=tensorflow" in said, said
+
+
+@pytest.mark.skipif(metadata.version("keras").startswith("2"), reason="TensorFlow has Keras 2")
+def test_without_the_keras_2_that_is_asked_for_the_import_says_what_to_install():
+    code, said = python("import sys; sys.modules['tf_keras'] = None; import paceline.keras", TF_USE_LEGACY_KERAS="1")
+    assert code == 1 and "TF_USE_LEGACY_KERAS asks for another: pip install --no-deps tf_keras" in said, said
 
 
 def test_without_tensorflow_the_import_says_what_to_install():
@@ -347,32 +405,39 @@ def test_operations_before_init_are_an_error():
     assert code == 1 and "call hvd.init() first" in said, said
 
 
-def test_torch_and_tensorflow_in_one_process():
-    """PyTorch may be that of the development's environment: the one of this test seldom has both."""
-    of_development = TESTS.parents[1] / ".venv/lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+@pytest.mark.parametrize(
+    ("framework", "of", "total"),
+    [
+        ("torch", ".venv", "hvd.allreduce(torch.ones(3) * i, op=hvd.Sum)"),
+        ("jax", "build/jax", "jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(jax.numpy.ones(3) * i)"),
+    ],
+)
+def test_another_framework_and_tensorflow_in_one_process(framework, of, total):
+    """It may be that of another environment of the checkout: the one of this test seldom has both."""
+    packages = TESTS.parents[1] / of / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     code = f"""
         import sys
         import tensorflow as tf
-        sys.path.append({str(of_development)!r})
+        sys.path.append({str(packages)!r})
         try:
-            import torch
+            import {framework}
         except ImportError as e:
-            print("cannot import torch:", e)
+            print("cannot import {framework}:", e)
             raise SystemExit(0)
         import paceline.tensorflow as tvd
-        import paceline.torch as hvd
+        import paceline.{framework} as hvd
         hvd.init()
         assert tvd.size() == 2
         total = tf.function(lambda x: tvd.allreduce(x, op=tvd.Sum))
         for i in range(20):
-            assert torch.equal(hvd.allreduce(torch.ones(3) * i, op=hvd.Sum), torch.full([3], 2.0 * i))
+            assert ({total} == 2.0 * i).all()
             assert (total(tf.ones([3]) * i).numpy() == 2.0 * i).all()
         tvd.shutdown()
         assert not hvd.is_initialized()
         print("both work")
     """
     said = paceline_run(sys.executable, "-c", textwrap.dedent(code))
-    if "cannot import torch" in said:
+    if "cannot import" in said:
         pytest.skip(said)
     assert said.count("both work") == 2, said
 

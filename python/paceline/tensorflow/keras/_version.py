@@ -10,10 +10,17 @@ import tensorflow as tf
 keras = tf.keras
 
 VERSION = str(getattr(keras, "__version__", tf.__version__))
-SUPPORTED = "Keras 2.12 to 2.15 with TensorFlow of the same numbers, and Keras 3 with TensorFlow 2.16 and newer"
+SUPPORTED = (
+    "Keras 2.12 to 2.15 with TensorFlow of the same numbers, and Keras 3, or tf_keras, with TensorFlow 2.16 and newer"
+)
 
 # Keras 2 has optimizers of two kinds, and Keras 3 one.
 KERAS_3 = int(VERSION.partition(".")[0]) >= 3
+
+
+def unusable(why: object) -> ImportError:
+    """The error for a Keras that this package cannot work with."""
+    return ImportError(f"paceline.keras cannot use Keras {VERSION}: {why}. It is made for {SUPPORTED}")
 
 
 def _optimizers() -> tuple[Any, ...]:
@@ -29,7 +36,7 @@ def _optimizers() -> tuple[Any, ...]:
 try:
     OPTIMIZERS = _optimizers()
 except AttributeError as e:
-    raise ImportError(f"paceline.keras cannot use Keras {VERSION}: {e}. It is made for {SUPPORTED}") from None
+    raise unusable(e) from None
 if KERAS_3 and keras.backend.backend() != "tensorflow":
     raise ImportError(
         f"paceline.keras cannot use Keras's backend {keras.backend.backend()!r}: set KERAS_BACKEND=tensorflow"

@@ -21,7 +21,7 @@ from paceline.tensorflow._variables import given_to, has_momentum
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from paceline.tensorflow.gradients import Reduction, groups_of, local_variables
-from paceline.tensorflow.keras._version import KERAS_3, OPTIMIZERS, VERSION, build, keras, variables_of
+from paceline.tensorflow.keras._version import KERAS_3, OPTIMIZERS, VERSION, build, keras, unusable, variables_of
 
 
 class Distributed:
@@ -334,11 +334,9 @@ def _reducing_before(apply: Callable[..., Any], run: Callable[..., Any]) -> Call
     return reducing
 
 
-_reduce_before_losses_are_scaled_back()
-if KERAS_3:
-    try:
+try:  # what Keras keeps to itself
+    _reduce_before_losses_are_scaled_back()
+    if KERAS_3:
         _keep_from_xla()
-    except (ImportError, AttributeError) as e:
-        raise ImportError(
-            f"paceline.keras cannot use Keras {VERSION}, whose models choose XLA in another way: {e}"
-        ) from None
+except (ImportError, AttributeError) as e:
+    raise unusable(e) from e
