@@ -75,7 +75,7 @@ func (c counted) ReadPayload(b []byte) error {
 }
 
 // TestCollectivesMoveEachByteNoMoreOftenThanNeeded counts the bytes on the links of each rank, in tensors of that rank
-// (docs/how-it-works.md has the table). A rank's tensor is its input; of a reducescatter and an alltoall it has a part for every rank.
+// (docs/performance.md has the table). A rank's tensor is its input; of a reducescatter and an alltoall it has a part for every rank.
 func TestCollectivesMoveEachByteNoMoreOftenThanNeeded(t *testing.T) {
 	const bytes = 6 << 20 // whole partitions for every number of ranks
 	type moved struct{ out, in float64 }

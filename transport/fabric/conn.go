@@ -43,7 +43,7 @@ const (
 	sideAck   = 'A'
 )
 
-// conn is a byte stream over two endpoints, beside a TCP connection that ends with the process that has it. One goroutine
+// conn is a byte stream between the endpoints of two processes, beside a TCP connection that ends with the process that has it. One goroutine
 // reads and one writes, as package stream has it.
 type conn struct {
 	net.Conn // the side connection

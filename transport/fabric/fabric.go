@@ -3,7 +3,7 @@
 // Package fabric carries frames over adapters that read and write memory by themselves (RDMA), through libfabric, which is loaded when
 // the first transport is made. A machine without it has no such transport; building needs nothing of it.
 //
-// A connection is two endpoints (reliable datagrams), each with one peer, and a TCP connection beside them:
+// A connection runs between the endpoints (reliable datagrams) of two processes, and has a TCP connection beside it:
 //
 //  1. The side connection comes first. It carries the handshake (package auth), so that nothing is opened for a peer without the secret, and then the
 //     endpoints' names. Afterwards it is silent, and ends with the process at its other end: that is how a killed peer is noticed.
@@ -13,10 +13,11 @@
 //     of its caller, for example a tensor. A write by one side (transport.OneSided) is the same with memory that was granted:
 //     its owner checks the token, then reads. So no peer writes into a process, and what a released region or a closed
 //     connection promises depends on nobody else.
-//  4. An endpoint of its own for each connection costs memory, and some adapters have few. In return its end is the end of all
-//     traffic with that peer: until the endpoint is closed, an adapter may touch the memory of operations that have failed.
+//  4. The connections of a process share one endpoint: each would cost memory, and some adapters have few. Messages begin with the random
+//     key of their connection. Until the endpoint is closed, an adapter may touch the memory of operations that have failed: a peer that
+//     neither answers nor dies costs the endpoint, and all connections on it.
 //
-// A goroutine of each connection handles what has ended on its endpoint. It sleeps until the provider says that something has, or, where
+// A goroutine of the device handles what has ended on its endpoint. It sleeps until the provider says that something has, or, where
 // it cannot, for times that double while nothing has. Decision 63 has the reasons.
 package fabric
 
