@@ -52,7 +52,7 @@ class Exchange:
         self.model, self.compressor, codec = asked_of(
             compression, process_set, sync, gate, pull_gate, predivide=predivide, before_init=True
         )
-        self.process_set, self._predivide = process_set, predivide
+        self.process_set, self._predivide, self.asked = process_set, predivide, codec
         self._gate_rule, self._pull_gate, self._own = gate, pull_gate, names
         measures = isinstance(codec, Auto) and self.is_distributed
         self._codec = resolved(codec, sizes or [LARGEST], process_set) if measures else getattr(codec, "text", None)

@@ -358,6 +358,15 @@ def test_a_checkpoint_has_what_the_gates_of_several_trainers_hold_back(kind):
     np.testing.assert_allclose(other, 0.4, rtol=1e-5)
 
 
+def test_dgc_says_that_momentum_is_its_own():
+    options = {"learning_rate": 0.5, "momentum": 0.9}
+    codec = hvd.Compression.dgc(0.1)
+    with pytest.warns(UserWarning, match="momentum=0"):
+        hvd.DistributedTrainer(network(1).collect_params(), "sgd", options, codec)
+    with pytest.warns(UserWarning, match="momentum=0"):
+        hvd.DistributedOptimizer(mx.optimizer.SGD(**options), compression=codec)
+
+
 def test_auto_measures_when_the_trainer_is_made():
     options = {"learning_rate": 0.5, "momentum": 0.9}
     auto = hvd.Compression.auto(candidates=["fp16"])
