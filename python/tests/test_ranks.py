@@ -16,7 +16,8 @@ CHECKS = sorted(RANKS.glob("check_*.py"))
 @pytest.mark.parametrize("size", [2, 4], ids=["2 ranks", "4 ranks"])
 @pytest.mark.parametrize("file", CHECKS, ids=[c.stem for c in CHECKS])
 def test_every_rank_passes(file, size, tmp_path, request):
-    passes(file, size, tmp_path, **(request.getfixturevalue("device")[1] if file.stem == "check_device" else {}))
+    device = request.getfixturevalue("device")[1] | {"OFFHOST_DEVICES": "2"} if file.stem == "check_device" else {}
+    passes(file, size, tmp_path, **device)
 
 
 def passes(file, size, tmp_path, **env):

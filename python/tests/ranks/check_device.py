@@ -13,8 +13,11 @@ from paceline.torch._memory import host_room
 
 @pytest.fixture
 def device(rank):
-    kind = torch.accelerator.current_accelerator().type
-    return torch.device(kind, hvd.local_rank() % torch.accelerator.device_count())
+    own = torch.device(
+        torch.accelerator.current_accelerator().type, hvd.local_rank() % torch.accelerator.device_count()
+    )
+    torch.accelerator.set_device_index(own)
+    return own
 
 
 def equal(on_device, expected):
