@@ -176,6 +176,11 @@ def test_groups_match_though_ranks_have_made_other_groups_before(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_groups_of_some_ranks_where_the_default_group_is_bound_to_a_device(port):
+    said = run_ranks(3, port, "bound.py")
+    assert said == [f"rank {rank} is done" for rank in range(3)]
+
+
 @pytest.mark.parametrize(
     "ours, devices", [("paceline", "paceline"), ("gloo", "gloo"), ("gloo", "cpu:gloo,cuda:another")]
 )

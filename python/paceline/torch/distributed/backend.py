@@ -96,6 +96,9 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Base):
     def eager_connect_single_device(self, device: torch.device | None) -> None:
         """Nothing: all ranks are connected."""
 
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing: PyTorch asks ranks for their part in a new group without them."""
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the time after which operations that are called from now on fail."""
         self._timeout, self._group.timeout_s = timeout, timeout.total_seconds()
