@@ -306,6 +306,12 @@ def test_operations_on_a_device_keep_the_order_of_streams(port, device):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_what_a_device_has_still_to_do_holds_up_what_needs_it_alone(port, device):
+    kind, env = device
+    said = run_ranks(2, port, "held.py", kind, **env)
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="a group with Paceline has no other backend (decision 133)")
 def test_a_group_that_has_another_backend_for_the_cpu(port, device):
     kind, env = device

@@ -33,7 +33,7 @@ import torch
 
 from paceline.common.engine import engine
 
-Devices = list[int | str | torch.device]
+Devices = list[torch.device]
 
 _IDLE_S = 10.0  # after which a lane's thread ends
 _NAME = "paceline futures"
@@ -211,7 +211,7 @@ def _is_waited_for(thread: threading.Thread) -> bool:
 
 
 def _chain(future: Any, known: Known, callback: Callable[[Any], Any]) -> Any:
-    turn: Any = torch.futures.Future(devices=known.devices)
+    turn: Any = torch.futures.Future(devices=[*known.devices])
     child = _then(turn, lambda _: _called(callback, future, known.devices))
     _chained[child] = known
     _lane_of(known.group).add(future, turn)
@@ -219,7 +219,7 @@ def _chain(future: Any, known: Known, callback: Callable[[Any], Any]) -> Any:
 
 
 def _listen(future: Any, known: Known, callback: Callable[[Any], Any]) -> None:
-    turn: Any = torch.futures.Future(devices=known.devices)
+    turn: Any = torch.futures.Future(devices=[*known.devices])
     _add_done_callback(turn, lambda _: _called(callback, future, known.devices))
     _lane_of(known.group).add(future, turn)
 

@@ -100,7 +100,7 @@ class Exchanges(Operations):
         group = self._group
         if not group.ordered:
             parts = m.host.view(-1).split_with_sizes([m.host.numel() * n // max(count, 1) for n in splits])
-            m = Memory(torch.cat([parts[group.places.index(i)] for i in range(group.size)]))
+            m.move(torch.cat([parts[group.places.index(i)] for i in range(group.size)]))
             splits = [splits[group.places.index(i)] for i in range(group.size)]
 
         def make() -> abi.Op:

@@ -37,8 +37,11 @@ class Memory:
 
     def separate(self) -> None:
         """Takes memory apart from the tensor, without values: for a result that must not come there before the end."""
-        self.host = host_room(self.tensor)
-        self._storage = self.host.untyped_storage()
+        self.move(host_room(self.tensor))
+
+    def move(self, host: torch.Tensor) -> None:
+        """Takes other host memory, with what is in it."""
+        self.host, self._storage = host, host.untyped_storage()
 
     def address(self) -> int:
         """Where the elements are."""
@@ -50,11 +53,13 @@ class Memory:
             self.tensor.detach().copy_(self.host)
 
 
-def devices_of(outputs: Any) -> set[torch.device]:
-    """The devices beside the CPU of an operation's outputs: a tensor, or lists of tensors."""
-    if isinstance(outputs, torch.Tensor):
-        return set() if outputs.is_cpu else {outputs.device}
-    return set().union(*map(devices_of, outputs))
+def devices_of(value: Any) -> set[torch.device]:
+    """The devices beside the CPU of what an operation has: a tensor, the memory of one, or lists of these."""
+    if isinstance(value, Memory):
+        value = value.tensor
+    if isinstance(value, torch.Tensor):
+        return set() if value.is_cpu else {value.device}
+    return set().union(*map(devices_of, value))
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import torch
 
 from paceline.common import abi, operators
 from paceline.torch._memory import sparse
+from paceline.torch.distributed import streams
 from paceline.torch.distributed.memory import Memory, summand_of
 from paceline.torch.distributed.operations import Operations, Tensors, copied, one_for_each, one_tensor, storing
 from paceline.torch.distributed.reductions import BITWISE, Reduction, reduction_of, reductions_of
@@ -101,6 +102,7 @@ class Reductions(Operations):
         part = tensor.detach().coalesce()
         shape = Memory(torch.tensor([part.sparse_dim(), *part.shape], device="cpu"))
         indices, values = Memory(part.indices().t().contiguous()), Memory(part.values())
+        stream = None if tensor.is_cpu else torch.accelerator.current_stream(tensor.device)
 
         def finish(handles: Any) -> None:
             _check_shapes(self._rows(handles[0], shape.host)[0], shape.host)
@@ -110,6 +112,8 @@ class Reductions(Operations):
             with torch.no_grad():  # a detached sparse tensor would keep its own elements
                 total = functools.reduce(torch.add, parts)
                 tensor.copy_(total if how == _SUM else total / left)
+            if stream is not None:  # the elements have new memory, of the stream in which this runs
+                streams.use(tensor, stream)
 
         def make() -> list[abi.Op]:
             return [copied(self._gather_op(m)) for m in (shape, indices, values)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import math
@@ -22,11 +21,13 @@ from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 from paceline.torch._untraced import untraced
+from paceline.torch.distributed import streams
 from paceline.torch.distributed.callbacks import WorkFuture
 from paceline.torch.distributed.left_behind import left_behind
 from paceline.torch.distributed.memory import devices_of
 
 _SLICE_S = 0.1  # how long one wait stays in C, where Ctrl-C and an abort are not seen
+_LOOK_S = 0.0005  # how often a device's stream is looked at
 _TIMED_OUT = re.compile(r"has waited (\S+) for .*, its timeout")  # the engine's words
 
 
@@ -52,8 +53,10 @@ class PacelineWork(Work):
     ) -> None:
         super().__init__()
         self._what, self._memory, self._finish, self._outputs = what, memory, finish, outputs
-        # The program's, for what `finish` does, perhaps on another thread.
-        self._streams = [torch.accelerator.current_stream(device) for device in devices_of(outputs)]
+        self._devices = list(devices_of([outputs, memory]))
+        self._output_devices = [] if finish is None else list(devices_of(outputs))
+        # What the program has queued before the call may still read the outputs.
+        self._before = streams.reached(self._output_devices)
         self._infers = torch.is_inference_mode_enabled()
         self._handles: Any = None
         self._open = 0  # operations of which the library has still to tell
@@ -78,7 +81,7 @@ class PacelineWork(Work):
         self._handles = abi.no_handles(count)
         try:
             if tell:
-                self._future = WorkFuture(self._group, [stream.device for stream in self._streams])
+                self._future = WorkFuture(self._group, self._devices)
                 self._open = count
                 _watched.add(self, ops)
             self._in_flight = True
@@ -122,10 +125,14 @@ class PacelineWork(Work):
         """The outputs are there when `wait` returns."""
         self.wait()
 
+    def block_current_stream(self) -> None:
+        """Waits. PyTorch's own has the current stream wait for the future, and so what must be done before it ends."""
+        self.wait()
+
     def is_completed(self) -> bool:
         """Whether the operation has ended, successfully or not."""
         if not self._ended:
-            if self._done():
+            if self._done() and not self._is_behind():
                 self._settle(None)
             elif self.closed.is_set():
                 self.abort()
@@ -159,7 +166,7 @@ class PacelineWork(Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future whose value are the outputs."""
         if self._future is None:  # the caller waits by itself: async_op=False
-            future = WorkFuture(self._group, [stream.device for stream in self._streams])
+            future = WorkFuture(self._group, self._devices)
             try:
                 self.wait()
                 future.set_result(self._outputs)
@@ -208,7 +215,11 @@ class PacelineWork(Work):
                 status = lib.pl_wait_all(handles, count, max(1, int(1000 * min(left, _SLICE_S))))
                 if status == abi.ERR_INVALID and not self._done():
                     raise engine.last_error(status)  # as in a function that the library calls
-                if status != abi.ERR_TIMEOUT:
+                if status == abi.ERR_TIMEOUT:
+                    continue
+                if self._is_behind():
+                    time.sleep(_LOOK_S)
+                else:
                     self._settle(None)
 
     def _gone(self, why: str) -> BaseException:
@@ -220,6 +231,12 @@ class PacelineWork(Work):
         poll = abi.library().pl_poll
         return all(poll(h) != abi.PENDING for h in self._handles)
 
+    def _is_behind(self) -> bool:
+        """Whether a device has still to do what the program queued before the call. Then no output may be made yet."""
+        if not self._before or not engine.runs(self.round) or all(event.query() for event in self._before):
+            return False
+        return engine.end_of(self._handles) is None  # else there will be no outputs
+
     def _end_profile(self) -> None:
         _autograd._record_function_with_args_exit(self._profiled)
         self._profiled = None
@@ -230,18 +247,31 @@ class PacelineWork(Work):
         self._handles[place] = handle
         self._open -= 1
         if self._open == 0:
-            # Who has the lock ends the work. That may be a signal's handler which waits for this thread to return.
-            self._is_left = True
-            if self._lock.acquire(timeout=_SLICE_S):
-                try:
-                    self._is_left = False
-                    self._end(None)
-                    self._let_go()
-                finally:
-                    self._lock.release()
-                self._meet_future()
-            if self._profiled is not None:  # here, on another thread than it began: it is asynchronous
-                self._end_profile()
+            if self._is_behind():  # for how long nobody knows, and the library tells of other works on this thread
+                threading.Thread(target=self._end_later, name="paceline device", daemon=True).start()
+            else:
+                self._end_told()
+
+    def _end_later(self) -> None:
+        while not self._ended and self._is_behind():
+            if self.closed.is_set():
+                self.abort()
+            time.sleep(_LOOK_S)
+        self._end_told()
+
+    def _end_told(self) -> None:
+        # Who has the lock ends the work. That may be a signal's handler which waits for this thread to return.
+        self._is_left = True
+        if self._lock.acquire(timeout=_SLICE_S):
+            try:
+                self._is_left = False
+                self._end(None)
+                self._let_go()
+            finally:
+                self._lock.release()
+            self._meet_future()
+        if self._profiled is not None:  # here, on another thread than it began: it is asynchronous
+            self._end_profile()
 
     def _settle(self, failure: BaseException | None) -> None:
         """Ends the work once: with the outputs or their error, or with another error while its operations go on."""
@@ -286,27 +316,12 @@ class PacelineWork(Work):
             if (failure := engine.end_of(self._handles)) is not None:
                 return _translated(failure)
             if self._finish is not None:
-                with torch.inference_mode(self._infers), contextlib.ExitStack() as streams:
-                    for stream in self._streams:
-                        streams.enter_context(_device_of(stream))
-                        streams.enter_context(stream)
+                with torch.inference_mode(self._infers), streams.ours(self._output_devices):
+                    self._before = []
                     self._finish(self._handles)
-                for stream in self._streams:  # whichever stream uses the outputs next
-                    stream.synchronize()
             return None
         except Exception as e:
             return _translated(e)
-
-
-def _device_of(stream: torch.Stream) -> Any:
-    """Has the stream's device be the thread's within a with block.
-
-    Else the end of the stream's own block sets the thread's, the first GPU, which gives that a context of this process.
-    """
-    if stream.device.type == "cuda":
-        return torch.cuda.device(stream.device)
-    index = getattr(torch.accelerator, "device_index", None)  # not in PyTorch 2.7
-    return contextlib.nullcontext() if index is None else index(stream.device_index)
 
 
 def _translated(error: BaseException) -> BaseException:
