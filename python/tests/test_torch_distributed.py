@@ -312,6 +312,12 @@ def test_what_a_device_has_still_to_do_holds_up_what_needs_it_alone(port, device
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_callbacks_keep_memory_on_a_device_and_have_the_programs_device(port, device):
+    kind, env = device
+    said = run_ranks(2, port, "callback_memory.py", kind, **env, OFFHOST_DEVICES="2")
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="a group with Paceline has no other backend (decision 133)")
 def test_a_group_that_has_another_backend_for_the_cpu(port, device):
     kind, env = device

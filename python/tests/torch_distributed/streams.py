@@ -102,6 +102,20 @@ def main():
         work = dist.all_reduce(x, async_op=True)
     work.wait()  # and reads it in another stream
     assert x.cpu().eq(3).all(), x
+    x = rows(rank + 1, strided=False)
+    parts = list(rows(0, strided=False)[:, None]) if rank == 0 else None
+    torch.accelerator.current_stream().synchronize()
+    for start in (  # without outputs, on one rank and on both
+        lambda: dist.gather(x[:1], parts, 0, async_op=True),
+        lambda: dist.barrier(async_op=True, device_ids=[torch.accelerator.current_device_index()]),
+    ):
+        futures = [dist.all_reduce(torch.ones(1), async_op=True).get_future()]
+        with stream:
+            futures.append(start().get_future())
+            for future in (futures[1], torch.futures.collect_all(futures)):
+                seen = late(future.then(lambda _: late(x)).wait())
+                stream.synchronize()
+                assert torch.equal(seen.cpu(), x.cpu()), seen
     future = dist.all_reduce(x.reshape(-1)[: rank + 1], async_op=True).get_future()
     for way in (future.wait, future.value, future.then(lambda ended: ended.value()).wait):
         try:

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from paceline.common import abi
 from paceline.torch._untraced import untraced
-from paceline.torch.distributed import buckets, callbacks, latest, names, stand_in, versions, worlds
+from paceline.torch.distributed import buckets, callbacks, latest, names, stand_in, streams, versions, worlds
 from paceline.torch.distributed.exchanges import Exchanges
 from paceline.torch.distributed.group import Group
 from paceline.torch.distributed.job import World
@@ -140,7 +140,9 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Base):
 
     def barrier(self, options: Any) -> PacelineWork:
         """Ends when every rank of the group has called it."""
-        return self._run("barrier", lambda: self._group.op(abi.BARRIER, (), abi.UINT8, 0, 0), [], None, [], options)
+        # Callbacks of the future have streams of these.
+        memory = [torch.empty(0, device=device) for device in streams.devices(options.device_ids)]
+        return self._run("barrier", lambda: self._group.op(abi.BARRIER, (), abi.UINT8, 0, 0), memory, None, [], options)
 
     def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks which do not come in time."""

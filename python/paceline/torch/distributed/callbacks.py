@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from paceline.common.engine import engine
+from paceline.torch.distributed import streams
 
 Devices = list[torch.device]
 
@@ -53,16 +54,17 @@ class Lane:
         self.name: str = "" if within is None else f" after {group}{within.name}"
         self.depth: int = 0 if within is None else within.depth + 1
         self.lanes: dict[str, Lane] = {}  # of what its callbacks chain, by group
-        self._entries: deque[tuple[Any, Any]] = deque()  # futures, and those that are completed after them, in turn
+        # Futures, those that are completed after them, in turn, and the devices of the threads that chained them.
+        self._entries: deque[tuple[Any, Any, torch.device | None]] = deque()
         self._looks: queue.SimpleQueue[Any] = queue.SimpleQueue()  # an item for each look at the first entry
         self._has_thread = False  # which ends when it has had nothing to do for a while
         self._runs = threading.Lock()  # of one thread: there may be another for a moment
         self._calls = False
 
-    def add(self, future: Any, turn: Any) -> None:
+    def add(self, future: Any, turn: Any, devices: Devices) -> None:
         """Has `turn` be completed when the future is, and all that came before."""
         try:
-            self._entries.append((future, turn))
+            self._entries.append((future, turn, streams.current_device(devices)))
             if not self._has_thread:
                 self._begin()
         finally:  # also after Ctrl-C: others come behind it
@@ -98,7 +100,7 @@ class Lane:
             while not self._idles():
                 while self._entries and self._entries[0][0].done():
                     self._calls = True
-                    self._entries.popleft()[1].set_result(None)
+                    _complete(*self._entries.popleft())
                     self._calls = False
                     Lane.calls += 1
         _running.pop(threading.current_thread(), None)
@@ -114,6 +116,11 @@ class Lane:
         if ends:
             self._has_thread = False
         return ends
+
+
+def _complete(_: Any, turn: Any, device: torch.device | None) -> None:
+    with streams.within(device):  # PyTorch's callbacks have the device of the thread that completes their future
+        turn.set_result(None)
 
 
 _program = Lane("", None)
@@ -214,21 +221,21 @@ def _chain(future: Any, known: Known, callback: Callable[[Any], Any]) -> Any:
     turn: Any = torch.futures.Future(devices=[*known.devices])
     child = _then(turn, lambda _: _called(callback, future, known.devices))
     _chained[child] = known
-    _lane_of(known.group).add(future, turn)
+    _lane_of(known.group).add(future, turn, known.devices)
     return child
 
 
 def _listen(future: Any, known: Known, callback: Callable[[Any], Any]) -> None:
     turn: Any = torch.futures.Future(devices=[*known.devices])
     _add_done_callback(turn, lambda _: _called(callback, future, known.devices))
-    _lane_of(known.group).add(future, turn)
+    _lane_of(known.group).add(future, turn, known.devices)
 
 
 def _called(callback: Callable[[Any], Any], future: Any, devices: Devices) -> Any:
     """Calls it, in a stream that follows what is queued for the future's values."""
     if devices:
         with contextlib.suppress(Exception):  # of a future that has failed: the callback finds out
-            future.wait()
+            streams.use(future)
     return callback(future)
 
 
@@ -253,9 +260,9 @@ def install() -> None:
     @functools.wraps(collect)
     def collect_all(futures: Any) -> Any:
         collected = collect(futures)
-        known = next((known for f in futures if (known := _known(f)) is not None), None)
-        if known is not None:
-            _chained[collected] = known
+        known = [known for f in futures if (known := _known(f)) is not None]
+        if known:
+            _chained[collected] = Known(known[0].group, list({d for each in known for d in each.devices}))
         return collected
 
     exits: list[Any] = threading._threading_atexits  # type: ignore[attr-defined]
