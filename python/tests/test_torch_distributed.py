@@ -318,6 +318,12 @@ def test_callbacks_keep_memory_on_a_device_and_have_the_programs_device(port, de
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_buffers_on_the_cpu_and_on_a_device_in_an_elastic_job(port, device):
+    kind, env = device
+    said = run_ranks(2, port, "spreads.py", kind, **env, PACELINE_ELASTIC="1")
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="a group with Paceline has no other backend (decision 133)")
 def test_a_group_that_has_another_backend_for_the_cpu(port, device):
     kind, env = device

@@ -1,5 +1,9 @@
-"""A broadcast in a callback stays one while the program's own thread has its broadcasts be sums, in an elastic job."""
+"""Broadcasts that are sums, in an elastic job: spreads.py [DEVICE].
 
+One in a callback stays one while the program's own thread has its broadcasts be sums.
+"""
+
+import sys
 import threading
 from datetime import timedelta
 
@@ -29,5 +33,11 @@ with stand_in.spreading(backend):
         assert torch.equal(future.wait(), torch.ones(2))
 over.set()
 assert torch.equal(future.wait(), torch.ones(2))
+
+buffers = [torch.full((2,), float(rank)), torch.tensor(rank == 0), torch.full((3,), rank, dtype=torch.int64)]
+buffers = [b.to(device) for device in ["cpu", *sys.argv[1:]] for b in buffers]
+stand_in.spread(backend, buffers, 0)
+assert [b.reshape(-1)[0].item() for b in buffers[:3]] == [0.0, True, 0], buffers
+assert all(torch.equal(b.cpu(), buffers[i % 3]) for i, b in enumerate(buffers)), buffers
 print(f"rank {rank} is done\n", end="", flush=True)
 dist.destroy_process_group()

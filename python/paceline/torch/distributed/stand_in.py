@@ -26,8 +26,13 @@ def spread(backend: PacelineBackend, tensors: Sequence[torch.Tensor], root: int)
     """Gives every rank the root's tensors, or those of the lowest rank that is left where the root is lost.
 
     It is a sum to which all others give zeros: unlike a broadcast it ends well whichever ranks and servers are lost
-    meanwhile. Returns the work, which has ended.
+    meanwhile. Returns a work, which has ended.
     """
+    devices = dict.fromkeys(t.device for t in tensors)
+    return [_spread(backend, [t for t in tensors if t.device == device], root) for device in devices][-1]
+
+
+def _spread(backend: PacelineBackend, tensors: Sequence[torch.Tensor], root: int) -> PacelineWork:
     own = [t.detach().reshape(-1).view(torch.uint8) for t in tensors]
     given = torch.cat([*own, own[0].new_ones(1)])  # the last byte says that the root has given its own
     while True:
