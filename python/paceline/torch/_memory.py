@@ -87,6 +87,12 @@ def on_accelerator(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda or (not tensor.is_cpu and tensor.device.type == accelerator())
 
 
+def current_stream(device: torch.device) -> Any:
+    """The stream of the thread on an accelerator."""
+    streams = torch.accelerator if hasattr(torch, "accelerator") else torch.cuda
+    return streams.current_stream(device)
+
+
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous host tensor with the same elements, pinned if the tensor is on an accelerator."""
     return host_room(tensor).copy_(tensor.detach())

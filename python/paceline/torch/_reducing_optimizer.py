@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from paceline.torch._arena import gradients_in_arena
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import GradientHooks, Once, Watched, is_changed, marks_of
-from paceline.torch._memory import is_direct, is_shared, part
+from paceline.torch._memory import current_stream, is_direct, is_shared, part
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch._parameters import byte_sizes, empty_sparse
@@ -62,7 +63,9 @@ class ReducingOptimizer(GradientHooks):
         self._should_synchronize = True
         self._sparse: set[torch.Tensor] = set()  # parameters that have had sparse gradients
         self._group_of: dict[torch.Tensor, list[torch.Tensor]] = {}
-        self._ready: set[torch.Tensor] = set()  # parameters that wait for the rest of their group
+        # Parameters that wait for the rest of their group, and what tells that a device has made their gradients.
+        self._ready: dict[torch.Tensor, Any] = {}
+        self._grouping = threading.RLock()  # backward has a thread for each device
         self._collector = Collector(self._backward_begins, self._collected_enough)
         self._unfit: list[torch.Tensor] = []  # parameters whose gradients are not like those of the last step
         # What the batch reduces: parameters, their gradients and these gradients' marks, in the order of its places.
@@ -217,16 +220,24 @@ class ReducingOptimizer(GradientHooks):
         return changed | {p for p, grad, before, now in made if is_changed(p, grad, before, now)}
 
     def _reduce(self, p: torch.Tensor) -> None:
-        group = self._group_of.get(p, [p])
-        self._ready.add(p)
-        if self._ready.issuperset(group):
+        group = self._group_of.get(p)
+        if group is None:
+            self._start([p])
+            return
+        grad = p.grad
+        made = None if grad is None or grad.is_cpu else current_stream(grad.device).record_event()
+        with self._grouping:
+            self._ready[p] = made
+            complete = all(q in self._ready for q in group)
+        if complete:
             self._start(group)
 
     def _start(self, params: Sequence[torch.Tensor]) -> None:
         """Starts the reductions of these parameters' gradients together."""
-        self._ready.difference_update(params)
         dense = []
         for p in params:
+            if (made := self._ready.pop(p, None)) is not None:  # each layer's backward has its forward's stream
+                current_stream(p.device).wait_event(made)
             if p.grad is None:  # another rank may have a gradient, so this one contributes zeros
                 p.grad = empty_sparse(p) if p in self._sparse else torch.zeros_like(p)
             if p.grad.is_sparse:

@@ -65,7 +65,7 @@ def _by_gather(x: torch.Tensor, values: int) -> tuple[torch.Tensor, torch.Tensor
     channels = x.size(1)
     var, mean = torch.var_mean(x, dim=_all_but_channels(x), unbiased=False) if values else x.new_zeros(2, channels)
     mine = torch.cat([mean.new_tensor([values]), mean, var * values])
-    all_ranks = synchronize(allgather_async(mine.unsqueeze(0), name="sync_batch_norm.statistics"))
+    all_ranks = synchronize(allgather_async(mine.unsqueeze(0), name=_name("statistics", mine)))
     counts, means, squares = all_ranks.split([1, channels, channels], dim=1)
     total = counts.sum().item()
     mean = (counts * means).sum(0) / total
@@ -88,9 +88,19 @@ def _mean_of_all(values: int, sums: torch.Tensor, name: str) -> tuple[torch.Tens
     It travels with each of the sums: an elastic job may lose ranks between them.
     """
     mine = torch.cat([sums.new_tensor([values]), sums.flatten()])
-    part = reduction(mine, False, f"sync_batch_norm.{name}", How(Sum, options=PLAIN))
+    part = reduction(mine, False, _name(name, mine), How(Sum, options=PLAIN))
     (total,) = synchronize(start_group([part], at_once=True))
     return total[1:].view(sums.shape) / total[0], total[0]
+
+
+# The devices in the order of their first use, which is the same on all ranks.
+_devices: dict[torch.device, int] = {}
+
+
+def _name(what: str, tensor: torch.Tensor) -> str:
+    """Backward has a thread for each device, and their operations are in flight together."""
+    place = _devices.setdefault(tensor.device, len(_devices))
+    return f"sync_batch_norm.{what}" + (f".{place}" if place else "")
 
 
 def _all_but_channels(x: torch.Tensor) -> list[int]:

@@ -152,6 +152,43 @@ def test_batch_norm(device, rank, size):
     torch.testing.assert_close(ours(union[mine]), plain(union)[mine], rtol=1e-10, atol=1e-10)
 
 
+def test_batch_norm_on_two_devices_at_once(device, rank, size):
+    """Backward has a thread for each device."""
+    norms = [hvd.SyncBatchNorm(3).double().to(d) for d in (device, "cpu")]
+    plain = [torch.nn.BatchNorm1d(3).double().to(d) for d in (device, "cpu")]
+    mine = slice(4 * rank, 4 * rank + 4)
+    for _ in range(20):
+        unions = [torch.randn(4 * size, 3, dtype=torch.float64).to(d).requires_grad_() for d in (device, "cpu")]
+        own = [u.detach()[mine].clone().requires_grad_() for u in unions]
+        for inputs, layers in ((unions, plain), (own, norms)):
+            first, second = (layer(x).pow(3).sum() for layer, x in zip(layers, inputs, strict=True))
+            torch.autograd.backward([first, second])
+        for union, x in zip(unions, own, strict=True):
+            torch.testing.assert_close(x.grad, union.grad[mine], rtol=1e-8, atol=1e-8)
+
+
+def test_gradients_of_a_group_are_made_in_several_streams(device, rank, size):
+    """Each layer's backward has the stream of its forward."""
+    for _ in range(5):
+        params = [torch.nn.Parameter(torch.zeros(3, device=device)) for _ in range(4)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), num_groups=1, op=hvd.Sum)
+        torch.accelerator.current_stream().synchronize()
+        total = torch.zeros((), device=device)
+        sums = []
+        for i, p in enumerate(params):
+            with torch.Stream(device) as stream:
+                if device.type == "cuda":
+                    torch.cuda._sleep(10_000_000)
+                sums.append((i + 1) * (rank + 1) * p.sum())  # whose gradient a copy makes
+            torch.accelerator.current_stream().wait_stream(stream)
+        for s in sums:
+            total = total + s
+        total.backward()
+        optimizer.step()
+        for i, p in enumerate(params):
+            assert equal(p.detach(), torch.full((3,), -(i + 1.0) * size * (size + 1) / 2)), (i, p)
+
+
 def test_sparse_gradients(device, size):
     if device.type == "offhost":
         pytest.skip("the device has no sparse tensors")
