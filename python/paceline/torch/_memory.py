@@ -143,7 +143,7 @@ def lent(source: torch.Tensor, target: torch.Tensor | None = None) -> tuple[Lent
 
 def to_device(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The host tensor on the device of `like`."""
-    return host if like.is_cpu else host.to(like.device, non_blocking=True)
+    return host if like.is_cpu else host.to(like.device, non_blocking=host.is_pinned())
 
 
 def sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:

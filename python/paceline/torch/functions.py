@@ -15,6 +15,7 @@ from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.torch._cross_barrier import settle
 from paceline.torch._ops_async import broadcast_async_
 from paceline.torch._parameters import empty_sparse
+from paceline.torch._traveling import packed, unpacked
 
 
 def broadcast_parameters(
@@ -64,7 +65,7 @@ def broadcast_optimizer_state(
     sizes, options, layout = broadcast_object(
         (
             [len(group["params"]) for group in groups],
-            [{k: v for k, v in group.items() if k != "params"} for group in groups],
+            [packed({k: v for k, v in group.items() if k != "params"}) for group in groups],
             [_layout(p, optimizer.state.get(p, {})) for p in params],
         ),
         root_rank,
@@ -77,7 +78,8 @@ def broadcast_optimizer_state(
         )
     if engine.rank() != root_rank:
         for group, option in zip(groups, options, strict=True):
-            group.update(option)
+            device = next((p.device for p in group["params"]), torch.device("cpu"))
+            group.update(unpacked(option, group, device))
         for p, wanted in zip(params, layout, strict=True):
             _adopt_layout(optimizer.state, p, wanted)
     tensors = [

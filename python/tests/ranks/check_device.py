@@ -9,6 +9,7 @@ import torch
 import paceline
 import paceline.torch as hvd
 from paceline.torch._memory import host_room
+from paceline.torch.elastic import state as elastic
 
 
 @pytest.fixture
@@ -165,6 +166,24 @@ def test_batch_norm_on_two_devices_at_once(device, rank, size):
             torch.autograd.backward([first, second])
         for union, x in zip(unions, own, strict=True):
             torch.testing.assert_close(x.grad, union.grad[mine], rtol=1e-8, atol=1e-8)
+
+
+def test_options_that_are_tensors_stay_where_they_are(device, rank, monkeypatch):
+    def made():
+        rates = [torch.tensor(0.5 * (rank + 1), device=d) for d in (device, "cpu")]
+        return rates, torch.optim.SGD(
+            [{"params": [torch.nn.Parameter(torch.ones(2, device=device))], "lr": rate} for rate in rates]
+        )
+
+    rates, optimizer = made()
+    hvd.broadcast_optimizer_state(optimizer, 1)
+    given = [group["lr"] for group in optimizer.param_groups]
+    assert given[0] is rates[0] and [rate.item() for rate in given] == [1.0, 1.0]
+    schedule = torch.optim.lr_scheduler.StepLR(made()[1], 1)
+    monkeypatch.setattr(elastic.LRSchedulerStateHandler, "save", lambda _: None)  # the tests' device copies no storages
+    elastic.LRSchedulerStateHandler(schedule).sync()
+    assert [base.item() for base in schedule.base_lrs] == [0.5, 0.5]
+    assert [t.device for t in (*given, *schedule.base_lrs)] == 2 * [device, torch.device("cpu")]
 
 
 def test_gradients_of_a_group_are_made_in_several_streams(device, rank, size):

@@ -10,6 +10,7 @@ import torch
 from paceline.common.elastic import ObjectState
 from paceline.common.engine import engine
 from paceline.torch._gradient_hooks import GradientHooks
+from paceline.torch._traveling import packed, unpacked
 from paceline.torch.elastic.sampler import ElasticSampler
 from paceline.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from paceline.torch.mpi_ops import rank
@@ -56,7 +57,8 @@ class _StateDictHandler(StateHandler):
 
     def sync(self) -> None:
         """Loads rank 0's state_dict, and saves it."""
-        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+        own = self.value.state_dict()
+        self.value.load_state_dict(unpacked(broadcast_object(packed(own)), own, torch.device("cpu")))
         self.save()
 
 
