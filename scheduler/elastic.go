@@ -244,9 +244,9 @@ func (m *Machine) judge(p *peer) {
 	}
 }
 
-// hangsOn reports whether no server of a round is left but the one in p's process.
+// hangsOn reports whether no server of a round is left but the one in p's process. One that is leaving would stay.
 func (r *round) hangsOn(p *peer) bool {
-	return !slices.ContainsFunc(r.epoch.Servers, func(s membership.Server) bool { return s.State == membership.Live && s.Incarnation != p.Session })
+	return !slices.ContainsFunc(r.epoch.Servers, func(s membership.Server) bool { return s.State != membership.Gone && s.Incarnation != p.Session })
 }
 
 // answered notes that a process runs which others may have lost; where its answer alone was missing, it is judged now.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
@@ -89,6 +90,7 @@ func TestWhatGoesOnAtAnHeirWaitsForIt(t *testing.T) {
 		}
 		done := th.sum("x", 8)
 		th.engine.Flush(true)
+		synctest.Wait() // it is declared, and pushed to the server
 		m.loses(0, false)
 		th.wantEnd(done, worker.ErrStall, `"x" stalled`, "for server 1 (")
 	})

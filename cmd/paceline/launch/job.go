@@ -289,6 +289,9 @@ func (r *run) interrupt(sig syscall.Signal) {
 	r.calm, r.urged = false, true
 	switch {
 	case again:
+		for _, p := range r.alive {
+			p.hurried.Store(true)
+		}
 		r.plan(step{0, syscall.SIGKILL})
 	case sig == syscall.SIGINT:
 		r.plan(step{0, sig}, step{r.Stop, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})

@@ -309,9 +309,9 @@ func TestWhatARankLeavesBehindIsEnded(t *testing.T) {
 func TestWhatARankLeavesBehindMayTidyUp(t *testing.T) {
 	inTheSameWay(t, func(t *testing.T, shell []string) {
 		left := filepath.Join(t.TempDir(), "left")
-		tidy := "trap '' TERM; touch " + left + "; echo $$; while kill -0 $1 2>/dev/null; do sleep 0.05; done; sleep 0.3; rm " + left
+		tidy := "trap '' TERM; touch " + left + "; echo $$; while kill -0 $1 2>/dev/null; do sleep 0.05; done; sleep 1.2; rm " + left
 		b := newBench(t, shell, "sh -c "+Quote(tidy)+" sh $$ & exec sleep 100")
-		b.job.Stop = 100 * time.Millisecond // the rank itself ends at once
+		b.job.Stop = time.Second // the rank itself ends at once
 		code := make(chan int)
 		go func() { code <- b.run() }()
 		b.stdout.wait(t, "[0]<stdout>:")
@@ -324,6 +324,20 @@ func TestWhatARankLeavesBehindMayTidyUp(t *testing.T) {
 			t.Fatal("it was killed before it had tidied up", err)
 		}
 	})
+}
+
+// A second signal leaves no time to tidy up.
+func TestWhatARankLeavesBehindEndsWithTheSecondSignal(t *testing.T) {
+	b := newBench(t, nil, `sh -c 'trap "" TERM; echo $$; while :; do sleep 1000; done' & exec sleep 100`)
+	code := make(chan int)
+	go func() { code <- b.run() }()
+	b.stdout.wait(t, "[0]<stdout>:")
+	b.signals <- syscall.SIGTERM
+	b.signals <- syscall.SIGTERM
+	if got := <-code; got != 143 {
+		t.Fatal(got)
+	}
+	gone(t, pidIn(t, b))
 }
 
 // pidIn is what a job of one rank has printed, a process's number.

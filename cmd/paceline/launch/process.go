@@ -53,13 +53,14 @@ func (e Exit) String() string {
 // process is a started task. Each has a process group of its own, which receives signals.
 type process struct {
 	*Task
-	cmd    *exec.Cmd
-	remote *remote      // nil for a process on this host
-	pid    atomic.Int64 // on its host; 0 until it runs
-	began  time.Time
-	ending atomic.Bool   // it has ended, and what remains of its group may tidy up
-	safe   chan struct{} // closed when the guard knows of it: nobody sees its output before
-	told   sync.Once
+	cmd     *exec.Cmd
+	remote  *remote      // nil for a process on this host
+	pid     atomic.Int64 // on its host; 0 until it runs
+	began   time.Time
+	ending  atomic.Bool   // it has ended, and what remains of its group may tidy up
+	hurried atomic.Bool   // not any more: the user has asked twice
+	safe    chan struct{} // closed when the guard knows of it: nobody sees its output before
+	told    sync.Once
 
 	dismissed bool // of an elastic job: its end is no failure
 	late      bool // it was given up because it does not run
@@ -194,7 +195,7 @@ func (p *process) clean() {
 	}
 	group := -p.cmd.Process.Pid
 	syscall.Kill(group, syscall.SIGTERM)
-	for until := time.Now().Add(tidyTime); orphans(group) && time.Now().Before(until); {
+	for until := time.Now().Add(tidyTime); orphans(group) && time.Now().Before(until) && !p.hurried.Load(); {
 		time.Sleep(5 * time.Millisecond)
 	}
 	syscall.Kill(group, syscall.SIGKILL)

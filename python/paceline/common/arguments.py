@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from paceline.common import compression as codecs
@@ -81,9 +82,9 @@ def check_passes(given: object) -> None:
         raise ValueError(f"backward_passes_per_step={given!r}: at least 1, as an int")
 
 
-def warn_of_momentum(codec: Codec | None, has_momentum: bool) -> None:
+def warn_of_momentum(codec: Codec | None, has_momentum: Callable[[], bool]) -> None:
     """Warns the caller of DistributedOptimizer where the codec has momentum, and the optimizer has it too."""
-    rules = engine.codec_info(codec.text) if codec is not None and has_momentum else []
+    rules = engine.codec_info(codec.text) if codec is not None and has_momentum() else []
     if rules and all(r["momentum"] for r in rules):
         name = rules[0]["setting"].partition(":")[0]
         warnings.warn(

@@ -44,7 +44,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise ValueError(f"DistributedOptimizer wraps an mx.optimizer.Optimizer, not {type(optimizer).__name__}")
         exchange = Exchange(compression, gradient_predivide_factor, process_set, sync, gate, pull_gate, ["optimizer"])
-        warn_of_momentum(exchange.asked, bool(getattr(optimizer, "momentum", 0)))
+        warn_of_momentum(exchange.asked, lambda: bool(getattr(optimizer, "momentum", 0)))
         model = exchange.model
         if model.ahead and (model.has_supersteps or model.asks_significance or model.alone):
             raise ValueError(
@@ -173,7 +173,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         sizes = [math.prod(p.shape) * 4 for p in self._params if p.shape and min(p.shape) > 0]
         names, factor = [f"{self._prefix}{i}" for i in range(len(self._params))], gradient_predivide_factor
         self._exchange = Exchange(compression, factor, process_set, sync, gate, pull_gate, names, sizes)
-        warn_of_momentum(self._exchange.asked, bool(getattr(self._optimizer, "momentum", 0)))
+        warn_of_momentum(self._exchange.asked, lambda: bool(getattr(self._optimizer, "momentum", 0)))
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Averages the gradients over the ranks and updates the parameters, as mxnet.gluon.Trainer does on one.

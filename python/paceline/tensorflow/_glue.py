@@ -51,7 +51,7 @@ def _load() -> tuple[Any, Any, bool]:
     try:
         tf.keras.layers  # noqa: B018, which imports Keras
     except ImportError as e:
-        if "TF_USE_LEGACY_KERAS" in os.environ:
+        if os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):  # what TensorFlow looks for
             raise unusable(f"{e} TF_USE_LEGACY_KERAS asks for another: pip install --no-deps tf_keras") from None
         backend = os.environ.get("KERAS_BACKEND", "tensorflow")
         raise unusable(f"{e} Keras's backend is {backend}: set KERAS_BACKEND=tensorflow") from None

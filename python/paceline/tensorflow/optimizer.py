@@ -103,7 +103,7 @@ def DistributedOptimizer(
         compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set, sync,
         scale_local_gradients,
     )  # fmt: skip
-    warn_of_momentum(codec_of(compression), has_momentum(optimizer))
+    warn_of_momentum(codec_of(compression), lambda: has_momentum(optimizer))
     kind = type(optimizer)
     wrapped: Any = object.__new__(type(kind.__name__, (_DistributedV1, kind), {"__module__": __name__}))
     wrapped.__dict__.update(optimizer.__dict__)

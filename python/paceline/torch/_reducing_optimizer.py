@@ -26,7 +26,7 @@ from paceline.torch._arena import gradients_in_arena
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import GradientHooks, Once, Watched, is_changed, marks_of
-from paceline.torch._memory import current_stream, is_direct, is_shared, part
+from paceline.torch._memory import current_stream, is_direct, is_shared, on_accelerator, part
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch._parameters import byte_sizes, empty_sparse
@@ -225,7 +225,7 @@ class ReducingOptimizer(GradientHooks):
             self._start([p])
             return
         grad = p.grad
-        made = None if grad is None or grad.is_cpu else current_stream(grad.device).record_event()
+        made = current_stream(grad.device).record_event() if grad is not None and on_accelerator(grad) else None
         with self._grouping:
             self._ready[p] = made
             complete = all(q in self._ready for q in group)

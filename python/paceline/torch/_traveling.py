@@ -20,18 +20,23 @@ def packed(value: Any) -> Any:
     return _each(lambda part, _: packed(part), value, None)
 
 
-def unpacked(value: Any, own: Any, device: torch.device) -> Any:
+def unpacked(value: Any, own: Any, device: torch.device, filled: dict[int, torch.Tensor] | None = None) -> Any:
     """A value that was packed, whose tensors are on this rank's device.
 
     own: what this rank has in its place. Its tensors on accelerators get the elements where shape and type are the
-    same: the program, or a CUDA graph, may have them.
+    same: the program, or a CUDA graph, may have them. filled: those that have got theirs, by id; groups may share one.
     """
+    filled = {} if filled is None else filled
     if not isinstance(value, _FromDevice):
-        return _each(lambda part, mine: unpacked(part, mine, device), value, own)
+        return _each(lambda part, mine: unpacked(part, mine, device, filled), value, own)
     if isinstance(own, torch.Tensor) and not own.is_cpu:
         if own.shape == value.host.shape and own.dtype == value.host.dtype:
-            with torch.no_grad():
-                return own.copy_(value.host)
+            if id(own) not in filled:
+                filled[id(own)] = own
+                with torch.no_grad():
+                    return own.copy_(value.host)
+            if torch.equal(own.detach().cpu(), value.host):
+                return own
         device = own.device
     return value.host.to(device)
 

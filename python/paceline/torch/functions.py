@@ -77,9 +77,10 @@ def broadcast_optimizer_state(
             f"{[len(group['params']) for group in groups]}: they must be alike"
         )
     if engine.rank() != root_rank:
+        filled: dict[int, torch.Tensor] = {}
         for group, option in zip(groups, options, strict=True):
             device = next((p.device for p in group["params"]), torch.device("cpu"))
-            group.update(unpacked(option, group, device))
+            group.update(unpacked(option, group, device, filled))
         for p, wanted in zip(params, layout, strict=True):
             _adopt_layout(optimizer.state, p, wanted)
     tensors = [

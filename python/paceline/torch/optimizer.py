@@ -98,7 +98,7 @@ def DistributedOptimizer(
     model, compressor, codec = asked_of(
         compression, process_set, sync, gate, pull_gate, op=op, predivide=gradient_predivide_factor
     )
-    warn_of_momentum(codec, any(group.get("momentum") for group in optimizer.param_groups))
+    warn_of_momentum(codec, lambda: any(group.get("momentum") for group in optimizer.param_groups))
     if cross_barrier:
         _check_cross_barrier(model, optimizer, op)
     if model.ahead:

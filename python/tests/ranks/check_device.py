@@ -186,6 +186,19 @@ def test_options_that_are_tensors_stay_where_they_are(device, rank, monkeypatch)
     assert [t.device for t in (*given, *schedule.base_lrs)] == 2 * [device, torch.device("cpu")]
 
 
+def test_groups_that_share_a_rate_get_two_where_the_root_has_two(device, rank):
+    rate = torch.tensor(0.25, device=device)
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2, device=device))]} for _ in range(3)]
+    optimizer = torch.optim.SGD(groups, lr=rate)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    if rank == 0:
+        optimizer.param_groups[1]["lr"] = torch.tensor(0.5, device=device)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    given = [group["lr"] for group in optimizer.param_groups]
+    assert [g.item() for g in given] == [0.25, 0.5, 0.25] and given[0] is given[2] is rate
+
+
 def test_gradients_of_a_group_are_made_in_several_streams(device, rank, size):
     """Each layer's backward has the stream of its forward."""
     for _ in range(5):

@@ -190,7 +190,7 @@ def DistributedOptimizer(
     model, _, codec = asked_of(
         compression, process_set, sync, gate, pull_gate, op=op, predivide=gradient_predivide_factor
     )
-    warn_of_momentum(codec, has_momentum(optimizer))
+    warn_of_momentum(codec, lambda: has_momentum(optimizer))
     auto = codec if isinstance(codec, codecs.Auto) else None
     if auto is not None:
         compression, codec = Compression.none, None

@@ -36,7 +36,8 @@ def devices(indices: Sequence[int]) -> list[torch.device]:
     kind = accelerator()
     if not kind or not getattr(torch.get_device_module(kind), "is_initialized", bool)():
         return []
-    return [torch.device(kind, i) for i in indices or [torch.accelerator.current_device_index()]]
+    here = [i for i in indices if i < torch.accelerator.device_count()]  # a process may see one of its host's devices
+    return [torch.device(kind, i) for i in here or [torch.accelerator.current_device_index()]]
 
 
 def current_device(among: Sequence[torch.device]) -> torch.device | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import math
@@ -233,7 +234,10 @@ class PacelineWork(Work):
 
     def _is_behind(self) -> bool:
         """Whether a device has still to do what the program queued before the call. Then no output may be made yet."""
-        if not self._before or not engine.runs(self.round) or all(event.query() for event in self._before):
+        try:
+            if not self._before or not engine.runs(self.round) or all(event.query() for event in self._before):
+                return False
+        except Exception:  # of the device: the work ends with it
             return False
         return engine.end_of(self._handles) is None  # else there will be no outputs
 
@@ -248,9 +252,10 @@ class PacelineWork(Work):
         self._open -= 1
         if self._open == 0:
             if self._is_behind():  # for how long nobody knows, and the library tells of other works on this thread
-                threading.Thread(target=self._end_later, name="paceline device", daemon=True).start()
-            else:
-                self._end_told()
+                with contextlib.suppress(RuntimeError):  # there may be no more threads
+                    threading.Thread(target=self._end_later, name="paceline device", daemon=True).start()
+                    return
+            self._end_told()
 
     def _end_later(self) -> None:
         while not self._ended and self._is_behind():
