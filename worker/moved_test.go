@@ -126,6 +126,7 @@ func (m *moving) brings(server int, operations uint64, value byte) {
 	if !bytes.Equal(cover.payload, coverOf(operations)) || !bytes.Equal(supply.payload, []byte{0, 0, 0, value}) || supply.Codec != wire.CodecSummed {
 		m.t.Errorf("server %d is brought %v, which covers %v, want %d", server, supply, cover.payload, value)
 	}
+	synctest.Wait() // the rank pushes there from now on
 }
 
 // What a server has answered before it gives a value away may come behind that: it is older, and does not take its place.
