@@ -221,7 +221,7 @@ func TestAServerThatJoinsAfterASearchIsReachedWithItsSettings(t *testing.T) {
 		_, before := trainOn(j, searchSteps)
 		j.StartServer()
 		for len(j.Workers[0].Membership.Now().Servers) < 2 {
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // of virtual time
 		}
 		j.StopServer(0)
 		_, after := trainOn(j, 120)

@@ -94,6 +94,20 @@ func (b *bench) run() int { return b.report().Code }
 
 func (b *bench) report() Report { return b.job.Run(b.signals) }
 
+// interrupted runs a job that gets signals once it has said something, and wants its exit code.
+func (b *bench) interrupted(t *testing.T, want int, said []string, signals ...os.Signal) {
+	t.Helper()
+	code := make(chan int)
+	go func() { code <- b.run() }()
+	b.stdout.wait(t, said...)
+	for _, sig := range signals {
+		b.signals <- sig
+	}
+	if got := <-code; got != want {
+		t.Fatal(got)
+	}
+}
+
 func TestAJobThatGoesWellPrintsItsOwnOutputAlone(t *testing.T) {
 	inTheSameWay(t, func(t *testing.T, shell []string) {
 		b := newBench(t, shell, "echo out; echo err >&2", "echo two")
@@ -176,13 +190,7 @@ func TestInterruptIsPassedOnToWholeGroups(t *testing.T) {
 		child := "trap 'echo child; exit 0' INT; echo ready; while :; do sleep 0.05; done"
 		b := newBench(t, shell, "trap 'echo parent; exit 0' INT; sh -c '"+strings.ReplaceAll(child, "'", `'\''`)+"'; sleep 60", child)
 		b.job.Stop = time.Minute
-		code := make(chan int)
-		go func() { code <- b.run() }()
-		b.stdout.wait(t, "[0]<stdout>:ready", "[1]<stdout>:ready")
-		b.signals <- syscall.SIGINT
-		if got := <-code; got != 130 {
-			t.Fatal(got)
-		}
+		b.interrupted(t, 130, []string{"[0]<stdout>:ready", "[1]<stdout>:ready"}, syscall.SIGINT)
 		if out := b.stdout.String(); !strings.Contains(out, "[1]<stdout>:child\n") || !strings.Contains(out, "[0]<stdout>:child\n") || !strings.Contains(out, "[0]<stdout>:parent\n") {
 			t.Fatal(out)
 		}
@@ -192,13 +200,7 @@ func TestInterruptIsPassedOnToWholeGroups(t *testing.T) {
 func TestProcessesThatIgnoreSignalsAreKilledInTheEnd(t *testing.T) {
 	inTheSameWay(t, func(t *testing.T, shell []string) {
 		b := newBench(t, shell, "trap '' INT TERM; echo ready; while :; do sleep 0.1; done")
-		code := make(chan int)
-		go func() { code <- b.run() }()
-		b.stdout.wait(t, "ready")
-		b.signals <- syscall.SIGINT
-		if got := <-code; got != 130 {
-			t.Fatal(got)
-		}
+		b.interrupted(t, 130, []string{"ready"}, syscall.SIGINT)
 	})
 }
 
@@ -216,14 +218,7 @@ func TestSecondInterruptEndsAtOnce(t *testing.T) {
 	inTheSameWay(t, func(t *testing.T, shell []string) {
 		b := newBench(t, shell, "trap '' INT TERM; echo ready; while :; do sleep 0.1; done")
 		b.job.Stop = time.Hour
-		code := make(chan int)
-		go func() { code <- b.run() }()
-		b.stdout.wait(t, "ready")
-		b.signals <- syscall.SIGINT
-		b.signals <- syscall.SIGINT
-		if got := <-code; got != 130 {
-			t.Fatal(got)
-		}
+		b.interrupted(t, 130, []string{"ready"}, syscall.SIGINT, syscall.SIGINT)
 	})
 }
 
@@ -312,13 +307,7 @@ func TestWhatARankLeavesBehindMayTidyUp(t *testing.T) {
 		tidy := "trap '' TERM; touch " + left + "; echo $$; while kill -0 $1 2>/dev/null; do sleep 0.05; done; sleep 1.2; rm " + left
 		b := newBench(t, shell, "sh -c "+Quote(tidy)+" sh $$ & exec sleep 100")
 		b.job.Stop = time.Second // the rank itself ends at once
-		code := make(chan int)
-		go func() { code <- b.run() }()
-		b.stdout.wait(t, "[0]<stdout>:")
-		b.signals <- syscall.SIGTERM
-		if got := <-code; got != 143 {
-			t.Fatal(got)
-		}
+		b.interrupted(t, 143, []string{"[0]<stdout>:"}, syscall.SIGTERM)
 		gone(t, pidIn(t, b))
 		if _, err := os.Stat(left); !os.IsNotExist(err) {
 			t.Fatal("it was killed before it had tidied up", err)
@@ -329,14 +318,7 @@ func TestWhatARankLeavesBehindMayTidyUp(t *testing.T) {
 // A second signal leaves no time to tidy up.
 func TestWhatARankLeavesBehindEndsWithTheSecondSignal(t *testing.T) {
 	b := newBench(t, nil, `sh -c 'trap "" TERM; echo $$; while :; do sleep 1000; done' & exec sleep 100`)
-	code := make(chan int)
-	go func() { code <- b.run() }()
-	b.stdout.wait(t, "[0]<stdout>:")
-	b.signals <- syscall.SIGTERM
-	b.signals <- syscall.SIGTERM
-	if got := <-code; got != 143 {
-		t.Fatal(got)
-	}
+	b.interrupted(t, 143, []string{"[0]<stdout>:"}, syscall.SIGTERM, syscall.SIGTERM)
 	gone(t, pidIn(t, b))
 }
 

@@ -56,13 +56,14 @@ _LABELS = 64
 _counts: collections.defaultdict[tuple[int, int, int], Iterator[int]] = collections.defaultdict(itertools.count)
 
 
-def _named(kind: int, name: str | None, process_set: ProcessSet) -> dict[str, Any]:
-    """The fields of an operation by which ranks match."""
+def _fields(kind: int, name: str | None, how: How) -> dict[str, Any]:
+    """The fields of an operation that say what is done, and by which ranks match."""
+    fields = how.fields() if kind in _REDUCES else {"process_set": process_set_number(how.process_set)}
     if name is not None:
-        return {"name": name}
+        return fields | {"name": name}
     # Only the set's ranks count its operations, those that join later too.
-    counts = _counts[engine.round, process_set_number(process_set), kind]
-    return {"name": f"mxnet.{_KINDS[kind]}.{next(counts) % _LABELS}", "unnamed": True}
+    counts = _counts[engine.round, process_set_number(how.process_set), kind]
+    return fields | {"name": f"mxnet.{_KINDS[kind]}.{next(counts) % _LABELS}", "unnamed": True}
 
 
 def _check(kind: int, tensor: Any) -> int:
@@ -110,9 +111,7 @@ def _exchange(
     if naive or not tensor.size:
         output[:] = _wait(kind, tensor, name, priority, how, root, held=held, empty=empty)
         return
-    fields = how.fields() if kind in _REDUCES else {"process_set": process_set_number(how.process_set)}
-    fields |= {"root": root, "priority": priority, "held": held, "empty": empty}
-    fields |= _named(kind, name, how.process_set)
+    fields = _fields(kind, name, how) | {"root": root, "priority": priority, "held": held, "empty": empty}
     op = operation(kind, dtype, tensor.shape, 0, 0, **fields)
     source = None if output is tensor else tensor.handle
     if push(op, source, output.handle) != 0:
@@ -146,9 +145,8 @@ def _wait(
     dtype = _check(kind, tensor)
     source = np.ascontiguousarray(tensor.asnumpy()).reshape(tensor.shape)
     target = None if kind in (abi.ALLGATHER, abi.ALLTOALL) else np.empty(_result_shape(kind, tensor, how), source.dtype)
-    fields = how.fields() if kind in _REDUCES else {"process_set": process_set_number(how.process_set)}
-    fields |= {"root": root, "priority": priority, "held": held, "empty": empty, "splits": splits}
-    fields |= _named(kind, name, how.process_set)
+    fields = _fields(kind, name, how) | {"root": root, "priority": priority, "held": held, "empty": empty}
+    fields["splits"] = splits
     op = operation(
         kind,
         dtype,
