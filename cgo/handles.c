@@ -1,7 +1,7 @@
 /*
  * The part of the C ABI that never enters Go: handles, polling, waiting and the fork guard. Polling is
  * one load. A wait spins for SPINS_NS, because waking a sleeping thread takes longer than a small exchange,
- * then sleeps on the handle's state.
+ * then sleeps on the handle's state. Where waits take longer than that, few spin.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -19,7 +19,7 @@
 #include "_cgo_export.h"
 #include "handles.h"
 
-enum { SPINS_NS = 30000, SLEEP_NS = 100000000, ERROR_BYTES = 8192 };
+enum { SPINS_NS = 30000, IN_VAIN = 4, TRIES = 16, SLEEP_NS = 100000000, ERROR_BYTES = 8192 };
 
 struct pl_shared pl_shared = {.bell = -1};
 struct pl_socket pl_sockets[PL_SOCKETS];
@@ -178,10 +178,23 @@ static void sleep_until_all(const pl_request *r, int64_t end) {
   PL_ADD(pl_shared.waiters, -1);
 }
 
-/* Spins a little where a core is free, until none of a request's operations is pending, or the end. */
+/* Spins a little where a core is free, until none of a request's operations is pending, or the end. After IN_VAIN waits
+ * in a row that were longer, only each of TRIES is tried. Threads that wait at the same time may miscount. */
 static void spin_until_all(const pl_request *r, int64_t end) {
-  int64_t start = now_ns(), now = start, spins = PL_GET(pl_shared.crowded) ? 0 : SPINS_NS;
-  while (now - start < spins && now < end && pending_of(r) > 0) now = now_ns();
+  static uint32_t in_vain;
+  uint32_t before = PL_GET(in_vain);
+  if (PL_GET(pl_shared.crowded)) return;
+  if (before >= IN_VAIN && before % TRIES != 0) {
+    PL_SET(in_vain, before + 1);
+    return;
+  }
+  int64_t start = now_ns(), now = start;
+  while (now - start < SPINS_NS && now < end && pending_of(r) > 0) now = now_ns();
+  if (pending_of(r) == 0) {
+    PL_SET(in_vain, 0);
+  } else if (now < end) { /* a shorter wait says nothing */
+    PL_SET(in_vain, before + 1);
+  }
 }
 
 int32_t pl_await(pl_request *r) {

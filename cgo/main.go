@@ -222,13 +222,20 @@ func goArenaAlloc(bytes C.uint64_t) unsafe.Pointer {
 	if process.arena == nil || uint64(bytes) > limits.Arena {
 		return nil
 	}
-	return unsafe.Pointer(unsafe.SliceData(process.arena.Alloc(int(bytes))))
+	b := process.arena.Alloc(int(bytes))
+	if process.worker != nil {
+		process.worker.Register(b)
+	}
+	return unsafe.Pointer(unsafe.SliceData(b))
 }
 
 //export goArenaFree
 func goArenaFree(memory unsafe.Pointer) C.int {
 	process.Lock()
 	defer process.Unlock()
+	if process.worker != nil {
+		process.worker.Unregister(memory)
+	}
 	if process.arena == nil || !process.arena.Free(memory) {
 		return status(fmt.Errorf("%w: %p is no memory of pl_arena_alloc", worker.ErrInvalid, memory))
 	}

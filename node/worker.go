@@ -52,6 +52,7 @@ type Worker struct {
 	profiles    *profiles
 	trials      *os.File // the log of autotuning; nil for none
 	standby     *standby // of the scheduler; nil for none
+	registered
 
 	mu      sync.Mutex // also behind which server changes
 	early   *wire.Lost // a node that was lost before there was an Engine to tell
@@ -97,7 +98,7 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 		return nil, err
 	}
 	kinds := o.Transports
-	w := &Worker{Settings: s, log: o.Log}
+	w := &Worker{Settings: s, log: o.Log, registered: registered{kinds: kinds}}
 	defer func() {
 		if err != nil {
 			w.close()
@@ -159,6 +160,9 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	w.mu.Lock()
 	w.started = true
 	w.mu.Unlock()
+	for _, b := range o.Arena.Blocks() {
+		w.Register(b)
+	}
 	w.place()
 	return w, nil
 }
@@ -466,6 +470,7 @@ func (w *Worker) close() {
 	if w.server != nil {
 		w.closeServer()
 	}
+	w.end()
 	if w.Control != nil {
 		_ = w.Control.Close()
 	}

@@ -31,6 +31,7 @@ const optionalPatience = 5 * time.Second
 type Set struct {
 	kinds []Transport
 	fell  []sync.Once // of each kind: the fall-back to the next one was logged
+	short sync.Once   // that memory was not registered was logged
 	log   *zap.Logger
 
 	mu     sync.Mutex
@@ -112,6 +113,27 @@ func (s *Set) Dial(ctx context.Context, to address.List) (Conn, error) {
 		return nil, fmt.Errorf("no transport in common: the server listens by [%v], this process connects by [%v]", to, s)
 	}
 	return nil, failed
+}
+
+// Register registers memory with each transport that takes that (Registrar): what is sent from there, or read into it, then needs no registration of
+// its own. Where one fails, the memory is used as any other.
+func (s *Set) Register(memory []byte) (regions []Region) {
+	for _, t := range s.kinds {
+		to, ok := t.(Registrar)
+		if !ok {
+			continue
+		}
+		r, err := to.Register(memory)
+		if err != nil {
+			s.short.Do(func() {
+				s.log.Warn("memory cannot stay registered with an adapter (is `ulimit -l` unlimited?): it is registered anew for each transfer", zap.String("kind", t.Kind()), zap.Int("bytes", len(memory)), zap.Error(err))
+			})
+			continue
+		}
+		s.log.Debug("memory is registered", zap.String("kind", t.Kind()), zap.Int("bytes", len(memory)))
+		regions = append(regions, r)
+	}
+	return regions
 }
 
 func (s *Set) hasFailed(a address.Address) bool {

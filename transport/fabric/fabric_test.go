@@ -157,6 +157,37 @@ func TestFramesTakeNoMemory(t *testing.T) {
 	})
 }
 
+// TestWhatIsRegisteredIsNotRegisteredAgain: a part of a region is lent to the peer, and read into, by the region's key; after its release the memory is as any other.
+func TestWhatIsRegisteredIsNotRegisteredAgain(t *testing.T) {
+	eachProvider(t, func(t *testing.T, config Config) {
+		f := over(t, config)
+		x, _ := transporttest.Connect(t, f, f, "")
+		c := x.(interface{ NetConn() net.Conn }).NetConn().(*conn)
+		r, err := f.(transport.Registrar).Register(make([]byte, 100_000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		part := r.Memory()[1000:90_000]
+		whole, inside := r.(*region).x, func() (exposed, bool) {
+			x, own, err := c.expose(part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if own {
+				x.hide()
+			}
+			return x, own
+		}
+		if x, own := inside(); own || x.key != whole.key || x.address != whole.address+1000 {
+			t.Errorf("a part of %+v that begins at 1000 is exposed as %+v, registered for that: %v", whole, x, own)
+		}
+		r.Release()
+		if _, own := inside(); !own {
+			t.Error("memory is exposed by a registration that has ended")
+		}
+	})
+}
+
 // registered is registered memory, until the test ends.
 func registered(t *testing.T, f transport.Transport, size int) []byte {
 	t.Helper()

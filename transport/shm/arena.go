@@ -85,6 +85,21 @@ func (a *Arena) Alloc(bytes int) []byte {
 	return a.memory[from:][:bytes:bytes]
 }
 
+// Blocks is what Alloc gave and somebody here uses. A nil arena has none.
+func (a *Arena) Blocks() (all [][]byte) {
+	if a == nil {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, b := range a.blocks {
+		if !b.abandoned {
+			all = append(all, a.memory[b.from:b.to:b.to])
+		}
+	}
+	return all
+}
+
 // Free gives back what Alloc gave, which begins at that address. No server uses it any more. It reports whether there is such memory.
 func (a *Arena) Free(at unsafe.Pointer) bool {
 	a.mu.Lock()

@@ -38,6 +38,19 @@ func lending(t testing.TB) (a *Arena, lender, borrower transport.Lender) {
 	return a, x.(*stream.Conn), y.(*stream.Conn)
 }
 
+func TestAnArenaNamesWhatIsInUse(t *testing.T) {
+	a := arena(t)
+	first, second, third := a.Alloc(pageBytes), a.Alloc(3*pageBytes), a.Alloc(100)
+	a.Free(at(first))
+	a.Abandon(at(third))
+	if all := a.Blocks(); len(all) != 1 || at(all[0]) != at(second) || len(all[0]) != 3*pageBytes {
+		t.Errorf("of three blocks the second is in use: %d", len(all))
+	}
+	if all := (*Arena)(nil).Blocks(); len(all) > 0 {
+		t.Errorf("no arena has %d blocks", len(all))
+	}
+}
+
 func TestAPeerReadsAndWritesWhatIsLent(t *testing.T) {
 	a, lender, borrower := lending(t)
 	a.Alloc(pageBytes)
