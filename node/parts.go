@@ -76,6 +76,8 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 			return err
 		}
 		listen = net.JoinHostPort(host, "0")
+	} else if listen, err = s.Reached(listen); err != nil {
+		return err
 	}
 	listeners, err := kinds.Listen(listen)
 	if err != nil {

@@ -45,6 +45,24 @@ func IsLocal(host, hostname string) bool {
 	return false
 }
 
+// Own reports whether host is a name of this machine that leads to loopback here, though not elsewhere, as many have their own at 127.0.1.1 in
+// /etc/hosts; and that one of the machine's other addresses to which it leads too, "" for none. lookup resolves names, as net.LookupIP does.
+func Own(host string, lookup func(host string) ([]net.IP, error)) (address string, own bool) {
+	if IsLoopback(host) {
+		return "", false
+	}
+	found, _ := lookup(host) // who needs it reports that nobody knows it
+	for _, ip := range found {
+		switch {
+		case ip.IsLoopback():
+			own = true
+		case address == "" && IsLocal(ip.String(), ""):
+			address = ip.String()
+		}
+	}
+	return address, own
+}
+
 // Address is the address to bind to for an interface's name or an address of this machine, "eth0" or
 // "10.0.0.3", or for the first in a list that exists here: "ib0,eth0".
 func Address(list string) (string, error) {

@@ -1,6 +1,8 @@
 package iface
 
 import (
+	"errors"
+	"net"
 	"strings"
 	"testing"
 )
@@ -31,6 +33,40 @@ func TestWhoIsLocal(t *testing.T) {
 	} {
 		if got := IsLocal(host, "me.example"); got != want {
 			t.Errorf("IsLocal(%q) = %v", host, got)
+		}
+	}
+}
+
+func TestNamesOfThisMachineThatLeadToLoopback(t *testing.T) {
+	outward, err := Outward()
+	if err != nil {
+		t.Skip(err)
+	}
+	here, other, own := net.IPv4(127, 0, 1, 1), net.IPv4(203, 0, 113, 2), net.ParseIP(outward)
+	for _, c := range []struct {
+		host    string
+		found   []net.IP
+		address string
+		own     bool
+	}{
+		{"me", []net.IP{here}, "", true},
+		{"me", []net.IP{net.IPv6loopback}, "", true},
+		{"me", []net.IP{here, own}, outward, true},
+		{"me", []net.IP{own, here}, outward, true},
+		{"me", []net.IP{own}, outward, false},
+		{"you", []net.IP{other}, "", false},
+		{"nobody", nil, "", false},
+		{"localhost", []net.IP{here}, "", false},
+		{Loopback, []net.IP{net.ParseIP(Loopback)}, "", false},
+	} {
+		address, own := Own(c.host, func(string) ([]net.IP, error) {
+			if c.found == nil {
+				return nil, errors.New("no such host")
+			}
+			return c.found, nil
+		})
+		if address != c.address || own != c.own {
+			t.Errorf("%s at %v: %q, %v", c.host, c.found, address, own)
 		}
 	}
 }

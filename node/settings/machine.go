@@ -2,6 +2,7 @@ package settings
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"net"
 	"os"
@@ -15,7 +16,9 @@ import (
 
 // Complete adds the machine's own data: its name and address, the job's secret, the bound of a server's
 // memory. The settings are then complete. It may be called again.
-func (s *Settings) Complete() (err error) {
+func (s *Settings) Complete() error { return s.complete(net.LookupIP) }
+
+func (s *Settings) complete(lookup lookup) (err error) {
 	if s.Host == "" {
 		if s.Host, err = os.Hostname(); err != nil {
 			return fmt.Errorf("the machine has no name (set PACELINE_HOST): %w", err)
@@ -24,9 +27,12 @@ func (s *Settings) Complete() (err error) {
 	if s.ServerMemory == 0 {
 		s.ServerMemory = memoryBytes() / 2 / int64(max(s.LocalSize, 1))
 	}
+	if s.Scheduler, err = s.reached(s.Scheduler, lookup); err != nil {
+		return err
+	}
 	if s.EmbedScheduler != "" && !s.Local {
-		host, port, _ := net.SplitHostPort(s.EmbedScheduler)
-		if host, err = s.masterAddress(host); err != nil {
+		host, port, _ := net.SplitHostPort(s.Scheduler)
+		if host, err = s.masterAddress(host, lookup); err != nil {
 			return err
 		}
 		s.EmbedScheduler = net.JoinHostPort(host, port)
@@ -35,14 +41,53 @@ func (s *Settings) Complete() (err error) {
 	return s.loadSecret()
 }
 
-// masterAddress is this machine's address behind MASTER_ADDR. A machine may resolve its own name to loopback,
-// and a service's name may lead here through a translation: then it is the address of the job's interface.
-func (s *Settings) masterAddress(host string) (string, error) {
-	if found, err := net.LookupIP(host); err == nil && len(found) > 0 {
-		if ip := found[0].String(); !found[0].IsLoopback() && iface.IsLocal(ip, "") {
-			return ip, nil
+// lookup resolves a host's name, as net.LookupIP does.
+type lookup = func(host string) ([]net.IP, error)
+
+// Reached is an address to listen at, host:port, as other hosts have it: its host may be a name of this machine that
+// leads to loopback here.
+func (s *Settings) Reached(address string) (string, error) { return s.reached(address, net.LookupIP) }
+
+// reached is Reached for one address, or for several with commas between. Loopback stays where a user has given it, but MASTER_ADDR
+// may be localhost on rank 0's host of a job over several. So does everything on a machine without another address.
+func (s *Settings) reached(addresses string, lookup lookup) (string, error) {
+	if s.Local {
+		return addresses, nil
+	}
+	derived := s.Role == "worker" && s.From["PACELINE_SCHEDULER"] == ""
+	list := strings.Split(addresses, ",")
+	for i, address := range list {
+		host, port, err := net.SplitHostPort(address)
+		at, own := iface.Own(host, lookup)
+		if err != nil || !own && !(derived && iface.IsLoopback(host)) {
+			continue
+		}
+		if at == "" {
+			if at, err = s.jobAddress(); err != nil && s.Interface != "" {
+				return "", err
+			}
+		}
+		if at != "" {
+			list[i] = net.JoinHostPort(at, port)
 		}
 	}
+	return strings.Join(list, ","), nil
+}
+
+// masterAddress is this machine's address behind MASTER_ADDR. A service's name may lead here through a translation: then
+// it is the address of the job's interface.
+func (s *Settings) masterAddress(host string, lookup lookup) (string, error) {
+	if iface.IsLoopback(host) { // there is no other
+		return host, nil
+	}
+	if at, own := iface.Own(host, lookup); at != "" || own {
+		return cmp.Or(at, host), nil
+	}
+	return s.jobAddress()
+}
+
+// jobAddress is this machine's address for other hosts of the job.
+func (s *Settings) jobAddress() (string, error) {
 	if s.Interface != "" {
 		return s.ListenHost()
 	}

@@ -68,7 +68,11 @@ func embed(s *Settings, env map[string]string) error {
 	if err != nil {
 		return err
 	}
-	s.Local = s.LocalSize == s.Size && s.Servers == "embedded" || iface.IsLoopback(host)
+	s.Local = iface.IsLoopback(host)
+	if s.Servers == "embedded" { // there are only ranks, which all find it where rank 0 does
+		given := len(s.JobSecret) > 0 || s.SecretFile != "" // as jobs over several hosts need, whose master may have MASTER_ADDR=localhost
+		s.Local = s.LocalSize == s.Size || s.Local && !given
+	}
 	if s.Local {
 		host = iface.Loopback
 	}

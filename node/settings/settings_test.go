@@ -2,13 +2,17 @@ package settings
 
 import (
 	"bytes"
+	"errors"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/paceline/paceline/internal/iface"
 )
 
 const testSecret = "0123456789abcdef0123"
@@ -350,6 +354,78 @@ func TestCompleteKnowsTheMachine(t *testing.T) {
 	s.From["PACELINE_INTERFACE"] = "HOROVOD_GLOO_IFACE"
 	if _, err := s.ListenHost(); err == nil || !strings.Contains(err.Error(), `HOROVOD_GLOO_IFACE: no interface or address "no-such0"`) {
 		t.Fatal(err)
+	}
+}
+
+// Hosts of Debian resolve their own names to 127.0.1.1: all processes there use the address that other hosts have.
+func TestAHostWhoseNameLeadsToLoopbackIsReachedByItsAddress(t *testing.T) {
+	own, err := iface.Outward()
+	if err != nil {
+		t.Skip(err)
+	}
+	hosts := func(name string) ([]net.IP, error) { // as on host1
+		switch name {
+		case "host1":
+			return []net.IP{net.IPv4(127, 0, 1, 1)}, nil
+		case "host1-twice": // getaddrinfo's order is any
+			return []net.IP{net.IPv4(127, 0, 1, 1), net.ParseIP(own)}, nil
+		case "host2":
+			return []net.IP{net.IPv4(203, 0, 113, 2)}, nil
+		case "service": // in rank 0's process it leads here by a translation
+			return []net.IP{net.IPv4(203, 0, 113, 9)}, nil
+		}
+		return nil, errors.New("no such host")
+	}
+	torchrun := env{"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host1", "MASTER_PORT": "29500", "PACELINE_JOB_SECRET": testSecret}
+	second := with(torchrun, env{"RANK": "1", "LOCAL_RANK": "1"})
+	listens := env{"PACELINE_ROLE": "scheduler", "PACELINE_JOB_SECRET": testSecret}
+	server := with(listens, env{"PACELINE_ROLE": "server"})
+	lo := env{"PACELINE_INTERFACE": "lo"}
+	for _, c := range []struct {
+		env                env
+		scheduler, listens string // host:port, and at which address
+	}{
+		{torchrun, own + ":29501", own},
+		{second, own + ":29501", own},
+		{with(torchrun, env{"MASTER_ADDR": "host1-twice"}), own + ":29501", own},
+		{with(second, env{"MASTER_ADDR": "host1-twice"}), own + ":29501", own},
+		{with(torchrun, env{"MASTER_ADDR": "localhost"}), own + ":29501", own},
+		{with(second, env{"MASTER_ADDR": "localhost"}), own + ":29501", own},
+		{with(torchrun, env{"MASTER_ADDR": "localhost", "PACELINE_JOB_SECRET": ""}), "127.0.0.1:29501", "127.0.0.1"}, // two agents of torchrun on one host
+		{with(second, env{"MASTER_ADDR": "127.0.0.1", "PACELINE_SERVERS": "dedicated"}), "127.0.0.1:29501", "127.0.0.1"},
+		{with(torchrun, env{"MASTER_ADDR": "service"}), own + ":29501", own},
+		{with(second, env{"MASTER_ADDR": "service"}), "service:29501", ""},
+		{with(torchrun, lo), "127.0.0.1:29501", "127.0.0.1"},
+		{with(second, lo), "127.0.0.1:29501", "127.0.0.1"},
+		{with(listens, env{"PACELINE_SCHEDULER": "host1:7000"}), own + ":7000", own},
+		{with(listens, env{"PACELINE_SCHEDULER": "localhost:7000"}), "localhost:7000", "127.0.0.1"},
+		{with(server, env{"PACELINE_SCHEDULER": "host1:7000"}), own + ":7000", own},
+		{with(server, env{"PACELINE_SCHEDULER": "127.0.0.1:7000"}), "127.0.0.1:7000", "127.0.0.1"},
+		{with(server, env{"PACELINE_SCHEDULER": "host2:7000,host1:7000"}), "host2:7000," + own + ":7000", ""},
+		{with(server, env{"PACELINE_SCHEDULER": "nobody:7000"}), "nobody:7000", ""},
+	} {
+		s := read(t, c.env)
+		for range 2 { // it may be called again
+			if err := s.complete(hosts); err != nil {
+				t.Fatal(c.env, err)
+			}
+		}
+		if s.Scheduler != c.scheduler || s.EmbedScheduler != "" && s.EmbedScheduler != c.scheduler {
+			t.Errorf("%v: scheduler %q embed %q, want %s", c.env, s.Scheduler, s.EmbedScheduler, c.scheduler)
+		}
+		if host, err := s.ListenHost(); c.listens != "" && (err != nil || host != c.listens) {
+			t.Errorf("%v: it listens at %q, %v, want %s", c.env, host, err, c.listens)
+		}
+	}
+	s := read(t, with(server, env{"PACELINE_SCHEDULER": "host2:7000"}))
+	for address, want := range map[string]string{"host1:7001": own + ":7001", "localhost:7001": "localhost:7001", "127.0.0.1:7001": "127.0.0.1:7001", ":7001": ":7001", "0.0.0.0:7001": "0.0.0.0:7001"} {
+		if got, err := s.reached(address, hosts); err != nil || got != want {
+			t.Errorf("a server that listens at %s is reached at %q, %v", address, got, err)
+		}
+	}
+	s.Interface = "no-such0"
+	if _, err := s.reached("host1:7001", hosts); err == nil || !strings.Contains(err.Error(), `no interface or address "no-such0"`) {
+		t.Error(err)
 	}
 }
 

@@ -27,11 +27,13 @@ def available():
 class Hosts:
     """Makes the named hosts and removes them at the end of the `with`. folder: for the remote shell.
 
+    own: what each resolves its own name to, if not its address: 127.0.1.1 on Debian's.
     Within it SIGTERM and SIGHUP end the process by SystemExit, so that they are removed then too.
     """
 
-    def __init__(self, names, folder):
+    def __init__(self, names, folder, own=None):
         self.names = list(names)
+        self._own = own
         self.folder = Path(folder)
         self._switch = self._namespace("switch")
 
@@ -86,7 +88,6 @@ class Hosts:
 
     def _make(self):
         addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(self.names, 1)}
-        table = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
         _run("ip", "netns", "add", self._switch)
         _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
         _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
@@ -95,7 +96,8 @@ class Hosts:
             _run("ip", "netns", "add", space)
             hosts = Path("/etc/netns", space, "hosts")  # what `ip netns exec` mounts over /etc/hosts
             hosts.parent.mkdir(parents=True)
-            hosts.write_text(table)
+            known = addresses | ({name: self._own} if self._own else {})
+            hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{known[other]} {other}\n" for other in known))
             port = f"port{number}"
             _run("ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
             _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")

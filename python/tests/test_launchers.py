@@ -1,9 +1,11 @@
 """Workers that another launcher started find their job through the environment."""
 
+import contextlib
 import secrets
 import subprocess
 import sys
 
+import hosts
 import pytest
 from jobs import HANG_S, clean_environment
 
@@ -196,3 +198,36 @@ def test_a_healthy_job_prints_nothing_but_what_is_wrong_with_its_environment_and
     else:
         (line,) = run.stderr.splitlines()
         assert "PACELINE_SYNK is set, but there is no such setting: did you mean PACELINE_SYNC?" in line
+
+
+@pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
+@pytest.mark.parametrize("master", ["one", "localhost", None])
+def test_hosts_whose_own_names_lead_to_loopback(master, tmp_path):
+    """As Debian's, where 127.0.1.1 has the host's name.
+
+    master: MASTER_ADDR on rank 0's host; None where scheduler and server run by themselves, on `two`.
+    """
+    env = clean_environment() | {"PACELINE_JOB_SECRET": secrets.token_hex(16), "PACELINE_START_TIMEOUT": "30"}
+    elsewhere = {"PACELINE_SCHEDULER": "two:29600", "PACELINE_SERVERS": "dedicated", "PACELINE_NUM_SERVERS": "1"}
+    with hosts.Hosts(["one", "two"], tmp_path, own="127.0.1.1") as network, contextlib.ExitStack() as stack:
+
+        def start(host, command, **settings):
+            command = network.command(host, f"exec paceline {command}")
+            process = stack.enter_context(subprocess.Popen(command, env=env | settings))
+            stack.callback(process.kill)
+            return process
+
+        if master is None:
+            start("two", "scheduler --listen two:29600")
+            start("two", "server --scheduler two:29600 --listen two:29601")
+        ranks = []
+        for rank in range(4):
+            host = ("one", "two")[rank // 2]
+            place = {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2"}
+            found = (
+                elsewhere
+                if master is None
+                else {"MASTER_ADDR": master if host == "one" else "one", "MASTER_PORT": "29500"}
+            )
+            ranks.append(start(host, "bench allreduce --sizes 4KiB --duration 1ms --idle 0s", **place, **found))
+        assert [process.wait(HANG_S) for process in ranks] == [0, 0, 0, 0]
