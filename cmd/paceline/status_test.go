@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -144,6 +145,33 @@ func TestAJobThatDoesNotAnswerHasARowOfWhatIsKnown(t *testing.T) {
 		if got := j.patience(c.jobs); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
+	}
+}
+
+// TestAJobWhoseSecretIsNoTextIsFound: the file with its secret is published, not the secret.
+func TestAJobWhoseSecretIsNoTextIsFound(t *testing.T) {
+	h := newPlace(t)
+	file := filepath.Join(h.dir, "secret")
+	if err := os.WriteFile(file, bytes.Repeat([]byte{0xff}, 32), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	c := h.command("scheduler", "--listen", address)
+	c.Env = append(c.Env, "PACELINE_JOB_SECRET_FILE="+file)
+	h.start(c)
+	for until := time.Now().Add(time.Minute); h.files() == 0 && time.Now().Before(until); {
+		time.Sleep(10 * time.Millisecond) // until another process listens
+	}
+	id := fmt.Sprint(c.Process.Pid)
+	h.run("status", "--timeout", "1m").check(t, 0, "job "+id+": ", "")
+	h.run("top", id).check(t, 0, ": forming, up ", "")
+	if r := h.run("servers", id); !strings.Contains(r.stderr, "the job has no servers yet") {
+		t.Errorf("%+v", r)
 	}
 }
 

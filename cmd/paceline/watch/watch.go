@@ -34,6 +34,9 @@ func Here(jobs []runfile.Job) []Target {
 		env := maps.Clone(j.Env)
 		env["PACELINE_ROLE"] = "server"
 		s, _, err := settings.FromEnv(env)
+		if err == nil {
+			err = s.Complete() // its secret may be in a file
+		}
 		targets[i] = Target{s, &j, err}
 	}
 	return targets
