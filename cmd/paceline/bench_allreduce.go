@@ -213,6 +213,7 @@ func measure(s settings.Settings, plan bench.AllreducePlan) (result bench.Allred
 		o.Scheduler = sched.Address
 	}
 	w, err := node.StartWorker(ctx, s, o)
+	stop() // a signal ends a rank that measures, as it does others
 	if err != nil {
 		return result, err
 	}

@@ -84,6 +84,7 @@ func (o *scaleOptions) run(c *cobra.Command) error {
 func scale(n int, plan bench.ScalePlan) (result bench.ScaleResult, err error) {
 	ctx, stop := untilSignal()
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	env := launch.Merge(launch.Variables(os.Environ()), map[string]string{
 		"PACELINE_RANK": "0", "PACELINE_SIZE": fmt.Sprint(n), "PACELINE_LOCAL_RANK": "0", "PACELINE_LOCAL_SIZE": fmt.Sprint(n),
 		"PACELINE_SCHEDULER": "127.0.0.1:1", "PACELINE_SERVERS": "dedicated", "PACELINE_NUM_SERVERS": "1",
@@ -112,7 +113,7 @@ func scale(n int, plan bench.ScalePlan) (result bench.ScaleResult, err error) {
 		return workers, err
 	}
 	defer func() { leave(workers) }()
-	return bench.MeasureScale(start, server, plan)
+	return bench.MeasureScale(ctx, start, server, plan)
 }
 
 // startServer starts a server in a process of its own, and waits until it listens.

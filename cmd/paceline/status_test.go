@@ -231,6 +231,33 @@ func TestStatusShowsHowFarRanksAre(t *testing.T) {
 	h.run("servers", "--timeout", "1m").check(t, 0, "worker 1", "")
 }
 
+// TestASignalEndsARankThatMeasures, however long that would take.
+func TestASignalEndsARankThatMeasures(t *testing.T) {
+	h := newPlace(t)
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		c := h.command("bench", "allreduce", "--sizes", "4KiB", "--duration", "1ms", "--idle", "1h")
+		c.Env = append(c.Env, "PACELINE_RANK=0", "PACELINE_SIZE=1")
+		c.Stderr = os.Stderr
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		hangs := time.AfterFunc(time.Minute, func() { c.Process.Kill() })
+		for until := time.Now().Add(time.Minute); time.Now().Before(until); {
+			var views []watch.View
+			r := h.run("status", "--json") // measures in another process
+			if json.Unmarshal([]byte(r.stdout), &views) == nil && len(views) == 1 && len(views[0].Ranks) == 1 && views[0].Ranks[0].Iteration > 0 {
+				break
+			}
+		}
+		c.Process.Signal(sig)
+		err := c.Wait()
+		hangs.Stop()
+		if c.ProcessState.Sys().(syscall.WaitStatus).Signal() != sig {
+			t.Error(sig, err)
+		}
+	}
+}
+
 // TestTopDrawsUntilQOrCtrlC in a terminal, which is as it was afterwards.
 func TestTopDrawsUntilQOrCtrlC(t *testing.T) {
 	h := newPlace(t)

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -69,8 +70,8 @@ type crowd struct {
 }
 
 // MeasureScale carries out the plan for workers that are all in this process, and the process of their server.
-// start starts the workers. A wrong sum is an error.
-func MeasureScale(start func() ([]*node.Worker, error), server int, plan ScalePlan) (result ScaleResult, err error) {
+// start starts the workers. A wrong sum is an error, and so is the end of ctx.
+func MeasureScale(ctx context.Context, start func() ([]*node.Worker, error), server int, plan ScalePlan) (result ScaleResult, err error) {
 	if result.Memory.Alone, err = resident(server); err != nil {
 		return result, err
 	}
@@ -91,7 +92,7 @@ func MeasureScale(start func() ([]*node.Worker, error), server int, plan ScalePl
 	}
 	for _, bytes := range plan.Sizes {
 		for _, tensors := range plan.Tensors {
-			row, err := c.row(bytes, tensors, plan.Duration)
+			row, err := c.row(ctx, bytes, tensors, plan.Duration)
 			if err != nil {
 				return result, fmt.Errorf("%d workers, %d x %s: %w", len(c.workers), tensors, settings.ShowSize(bytes), err)
 			}
@@ -118,9 +119,9 @@ func (c *crowd) growth(alone int64) (int64, error) {
 }
 
 // row repeats one exchange.
-func (c *crowd) row(bytes int64, tensors int, duration time.Duration) (ScaleRow, error) {
+func (c *crowd) row(ctx context.Context, bytes int64, tensors int, duration time.Duration) (ScaleRow, error) {
 	for range warmUps {
-		if _, err := c.exchange(bytes, tensors); err != nil {
+		if _, err := c.exchange(ctx, bytes, tensors); err != nil {
 			return ScaleRow{}, err
 		}
 	}
@@ -132,7 +133,7 @@ func (c *crowd) row(bytes int64, tensors int, duration time.Duration) (ScaleRow,
 	mine := 0.0
 	for began := time.Now(); len(seconds) < minRepetitions || time.Since(began) < duration && len(seconds) < rounds*maxRepetitions; {
 		before := cpuSeconds()
-		took, err := c.exchange(bytes, tensors)
+		took, err := c.exchange(ctx, bytes, tensors)
 		if err != nil {
 			return ScaleRow{}, err
 		}
@@ -155,7 +156,10 @@ func (c *crowd) row(bytes int64, tensors int, duration time.Duration) (ScaleRow,
 type spent struct{ seconds, cpu float64 }
 
 // exchange sums tensors over all workers, once.
-func (c *crowd) exchange(bytes int64, tensors int) (took spent, err error) {
+func (c *crowd) exchange(ctx context.Context, bytes int64, tensors int) (took spent, err error) {
+	if ctx.Err() != nil {
+		return took, context.Cause(ctx)
+	}
 	ended := make(chan error, len(c.workers)*tensors)
 	groups := make([][]worker.Op, len(c.workers))
 	for rank := range c.workers {
