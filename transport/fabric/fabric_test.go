@@ -109,6 +109,43 @@ func TestChangedBytesEndTheConnection(t *testing.T) {
 	})
 }
 
+// TestAPeerThatSendsMoreThanItsCreditIsCutOff, where nobody reads meanwhile.
+func TestAPeerThatSendsMoreThanItsCreditIsCutOff(t *testing.T) {
+	eachProvider(t, func(t *testing.T, config Config) {
+		ends := make(chan *conn, 2)
+		f := over(t, config).(*network)
+		carry := f.stream.Carrier
+		f.stream.Carrier = func(nc net.Conn, s *auth.Session, accepted bool) (net.Conn, error) {
+			c, err := carry(nc, s, accepted)
+			if err == nil {
+				ends <- c.(*conn)
+			}
+			return c, err
+		}
+		transporttest.Connect(t, f, f, "")
+		from, to := <-ends, <-ends
+		for range credits {
+			if _, err := from.Write([]byte{0}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		from.mu.Lock()
+		from.credit++
+		from.mu.Unlock()
+		_, _ = from.Write([]byte{0})
+		hangs := time.AfterFunc(20*time.Second, func() { from.device.down() })
+		defer hangs.Stop()
+		to.mu.Lock()
+		defer to.mu.Unlock()
+		for to.cause == nil {
+			to.readable.Wait()
+		}
+		if !strings.Contains(to.cause.Error(), "more than the 16 messages") {
+			t.Error(to.cause)
+		}
+	})
+}
+
 // forging changes the first byte of payloads.
 type forging struct{ *conn }
 

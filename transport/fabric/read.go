@@ -171,6 +171,9 @@ func (c *conn) arrived(s *slot, length int) {
 	switch {
 	case c.fin && m.index >= c.valid: // it was not sent whole
 		_ = c.device.recycle(s)
+	case len(c.queue)+len(c.writes)+c.owed >= credits: // the slots of other connections are not for it
+		c.fail(fmt.Errorf("the peer sends more than the %d messages for which there is room", credits))
+		_ = c.device.recycle(s)
 	case m.kind == kindWrite:
 		c.writes = append(c.writes, m)
 		c.startPull()
