@@ -168,6 +168,7 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 			e.step(fleet.Input{})
 		case <-tick.C:
 			e.patience(job.Start)
+			e.bury()
 		case <-e.next.C:
 			e.run.step()
 		}

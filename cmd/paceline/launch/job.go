@@ -44,6 +44,8 @@ type run struct {
 	turns turns
 	alive map[*Task]*process
 
+	unburied int // a child that had ended at the last look, and that somebody may wait for
+
 	code    int         // exit code of the whole
 	lost    []Failure   // processes without which an elastic job went on
 	givenUp []*Task     // that the others have given up, until they are in a later round; they may run
@@ -81,6 +83,8 @@ func (j *Job) Run(signals <-chan os.Signal) Report {
 	r.start(signals)
 	late := time.NewTimer(j.Start)
 	defer late.Stop()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
 	for len(r.alive) > 0 {
 		select {
 		case e := <-r.ends:
@@ -92,6 +96,8 @@ func (j *Job) Run(signals <-chan os.Signal) Report {
 			r.News.each(r.hear)
 		case <-late.C:
 			r.late()
+		case <-tick.C:
+			r.bury()
 		case <-r.next.C:
 			r.step()
 		}

@@ -633,3 +633,42 @@ func TestALostServerIsFoundByHostAndProcess(t *testing.T) {
 		t.Errorf("lost %v, given up %v", r.lost, r.givenUp)
 	}
 }
+
+// A script may leave a process behind at each checkpoint, for days.
+func TestWhatARankLeavesBehindIsBuriedWhileItRuns(t *testing.T) {
+	b := newBench(t, nil, `for i in 1 2 3 4 5 6 7 8; do (true &); done; (setsid true &); sleep 0.5; echo left; sleep 1000`, "sleep 1000")
+	done := make(chan Report)
+	go func() { done <- b.report() }()
+	b.stdout.wait(t, "left")
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) { // the kernel tells nobody
+		ended := endedChildren(t)
+		if len(ended) == 0 {
+			break
+		}
+		if time.Now().After(until) {
+			t.Errorf("nobody has waited for %v", ended)
+			break
+		}
+	}
+	b.signals <- syscall.SIGTERM
+	if r := <-done; r.Code != 143 || len(r.Failed) != 0 {
+		t.Errorf("%+v: %s", r, b.said.String())
+	}
+}
+
+// endedChildren are the children of this process for which nobody has waited.
+func endedChildren(t *testing.T) (ended []string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, _ := os.ReadFile(file)                   // it may have gone
+		_, after, _ := strings.Cut(string(text), ") ") // the name may hold spaces
+		if strings.HasPrefix(after, fmt.Sprintf("Z %d ", os.Getpid())) {
+			ended = append(ended, string(text))
+		}
+	}
+	return ended
+}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -210,6 +211,49 @@ func orphans(group int) bool {
 		pid, err := syscall.Wait4(group, nil, syscall.WNOHANG, nil)
 		if pid <= 0 && err != syscall.EINTR {
 			return err == nil
+		}
+	}
+}
+
+// bury waits for the orphans that have ended. Others wait for whom this process has started, each of which leads a group: what may be one of these
+// stays until the next call, when somebody has waited for it.
+func (r *run) bury() {
+	for {
+		pid := zombie()
+		if pid == 0 {
+			return
+		}
+		if group, err := unix.Getpgid(pid); err != nil || group == pid || group == unix.Getpgrp() {
+			if r.unburied != pid || r.started(pid) {
+				r.unburied = pid
+				return
+			}
+		}
+		_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+	}
+}
+
+// started reports whether this process has started a process, and waits for it.
+func (r *run) started(pid int) bool {
+	for _, p := range r.alive {
+		if p.remote == nil && p.cmd.Process.Pid == pid {
+			return true
+		}
+	}
+	return pid == r.guard.cmd.Process.Pid
+}
+
+// zombie is the number of a child that has ended and that nobody has waited for, 0 for none.
+func zombie() int {
+	var info unix.Siginfo
+	for {
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		switch err {
+		case unix.EINTR:
+		case nil:
+			return int((*[5]int32)(unsafe.Pointer(&info))[4]) // behind three numbers, on 64 bits
+		default:
+			return 0
 		}
 	}
 }
