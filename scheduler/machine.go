@@ -15,16 +15,17 @@ import (
 // Line numbers one connection of a node. Numbers start at 1 and are never used twice.
 type Line uint64
 
-// Input is one event. Exactly one of Hello, Message, Closed, Advance and Ended is set, or none where only time has passed.
+// Input is one event. Exactly one of Hello, Message, Closed, Advance, Ended and Answered is set, or none where only time has passed.
 type Input struct {
-	Now     time.Duration // since the scheduler started; never falls
-	Line    Line
-	Hello   *wire.Hello   // the line has opened
-	Message *wire.Control // a message came on it; the machine keeps parts of it
-	Closed  string        // the line has ended, and why
-	Silent  bool          // with Closed: because nothing was heard on it
-	Ended   uint64        // the process of that session has ended, as a probe says
-	Advance uint64        // the launcher goes on to its round of that number: workers that join an earlier one are refused
+	Now      time.Duration // since the scheduler started; never falls
+	Line     Line
+	Hello    *wire.Hello   // the line has opened
+	Message  *wire.Control // a message came on it; the machine keeps parts of it
+	Closed   string        // the line has ended, and why
+	Silent   bool          // with Closed: because nothing was heard on it
+	Ended    uint64        // the process of that session has ended, as a probe says
+	Answered uint64        // it has answered a probe
+	Advance  uint64        // the launcher goes on to its round of that number: workers that join an earlier one are refused
 }
 
 // Output is one thing to do: a message to send, a line to close after what was sent on it before, a process to probe,
@@ -33,7 +34,7 @@ type Output struct {
 	Line    Line
 	Message *wire.Control // shared with other outputs: not to be changed
 	Close   bool
-	Probe   uint64 // session of a process: Ended, if its host refuses a connection to Address
+	Probe   uint64 // session of a process: Ended, if its host refuses a connection to Address, and Answered, if there is one
 	Address string
 	News    *News // for the launcher
 	Log     string
@@ -124,6 +125,8 @@ func (m *Machine) Step(in Input) []Output {
 		m.open(in.Line, *in.Hello)
 	case in.Ended != 0:
 		m.ended(in.Ended)
+	case in.Answered != 0:
+		m.reached(in.Answered)
 	case in.Advance != 0:
 		m.advance(in.Advance)
 	case l == nil: // time, or a message on a line that was closed here
@@ -303,6 +306,9 @@ func (m *Machine) attach(l *line, p *peer) {
 	}
 	p.line, l.peer, p.lostAt, p.waited, p.told, p.silent, p.why, p.missed = l, p, 0, false, false, false, "", ""
 	p.asksFor, p.askedFor = 0, 0
+	if p.came = true; p.Role == wire.RoleWorker && !p.reached {
+		m.probe(p)
+	}
 	m.answered(p)
 }
 

@@ -253,10 +253,18 @@ func (r *round) learnSilence(at string) {
 	}
 }
 
-// ended handles the answer that a process has ended. Of a worker that fell silent before it says nothing: it may have gone on without those who are here, and have ended with the job.
+// reached notes that a process has answered a probe.
+func (m *Machine) reached(session uint64) {
+	if p := m.sessions[session]; p != nil {
+		p.reached = true
+	}
+}
+
+// ended handles the answer that a process has ended. It says nothing of one that has a line, or whose host refuses every connection, as a firewall or a translation of
+// addresses may: a worker that came here has never answered then. Of a worker that fell silent before it says nothing: it may have gone on without those who are here, and have ended with the job.
 func (m *Machine) ended(session uint64) {
 	p := m.sessions[session]
-	if p == nil || m.roundThatMoves(p) == nil || p.state == lost || p.state == left || p.silent && p.Role == wire.RoleWorker {
+	if p == nil || m.roundThatMoves(p) == nil || p.state == lost || p.state == left || p.line != nil || p.Role == wire.RoleWorker && (p.silent || p.came && !p.reached) {
 		return
 	}
 	if p.Role == wire.RoleWorker {

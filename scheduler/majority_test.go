@@ -258,8 +258,9 @@ func (p *parting) part() {
 	for rank := range p.ranks {
 		line := Line(rank + 1)
 		if p.dead[rank] {
-			p.add(p.within(time.Second), 0, Input{Line: line, Closed: "it ended"})
-			p.add(p.within(5*time.Second), 0, Input{Ended: uint64(rank + 1)})
+			closed := p.within(time.Second)
+			p.add(closed, 0, Input{Line: line, Closed: "it ended"})
+			p.add(closed+p.within(5*time.Second), 0, Input{Ended: uint64(rank + 1)}) // who has lost the line asks
 			p.add(8*time.Second+p.within(5*time.Second), 1, Input{Ended: uint64(rank + 1)})
 			continue
 		}
@@ -345,6 +346,9 @@ func (p *parting) reaches(rank, which int, at time.Duration) bool {
 func (p *parting) step(which int, in Input) {
 	for _, o := range p.machine[which].Step(in) {
 		m, rank := o.Message, int(o.Line)-1
+		if o.Probe != 0 {
+			p.probed(which, in.Now, o.Probe)
+		}
 		if m == nil || !p.reaches(rank, which, in.Now) {
 			continue
 		}
@@ -364,9 +368,23 @@ func (p *parting) step(which int, in Input) {
 	}
 }
 
+// probed has a scheduler hear soon what the host of a process says, if it reaches that.
+func (p *parting) probed(which int, now time.Duration, session uint64) {
+	switch rank := int(session) - 1; {
+	case p.reaches(rank, which, now):
+		p.soon(which, now, Input{Answered: session})
+	case now < p.cut[rank][which]:
+		p.soon(which, now, Input{Ended: session})
+	}
+}
+
 // answers has a rank send a message soon.
 func (p *parting) answers(which int, now time.Duration, line Line, m *wire.Control) {
-	e := partingEvent{at: now + time.Millisecond, which: which, input: Input{Line: line, Message: m}}
+	p.soon(which, now, Input{Line: line, Message: m})
+}
+
+func (p *parting) soon(which int, now time.Duration, in Input) {
+	e := partingEvent{at: now + time.Millisecond, which: which, input: in}
 	i, _ := slices.BinarySearchFunc(p.events, e, func(a, b partingEvent) int { return cmp.Compare(a.at, b.at) })
 	p.events = slices.Insert(p.events, i, e)
 }

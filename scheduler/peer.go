@@ -33,13 +33,15 @@ type peer struct {
 	since time.Duration // when it asked
 	until time.Duration // when the request is answered with an error, 0 never
 
-	lostAt time.Duration // its line is broken: when the job has lost it; 0 otherwise
-	waited bool          // longer than that, because this scheduler could not decide it
-	silent bool          // this scheduler or another node has found it silent, since it last came or was judged
-	why    string        // its line broke because of this
-	over   bool          // its process has ended
-	told   bool          // it was told to end on its line, because this scheduler may not decide that it is lost: a goodbye decides it
-	missed string        // others have lost it too, because of this; "" for none since its line broke
+	lostAt  time.Duration // its line is broken: when the job has lost it; 0 otherwise
+	waited  bool          // longer than that, because this scheduler could not decide it
+	silent  bool          // this scheduler or another node has found it silent, since it last came or was judged
+	why     string        // its line broke because of this
+	over    bool          // its process has ended
+	came    bool          // it has had a line
+	reached bool          // its standby has answered: if its host refuses a connection there, that is because the process has ended
+	told    bool          // it was told to end on its line, because this scheduler may not decide that it is lost: a goodbye decides it
+	missed  string        // others have lost it too, because of this; "" for none since its line broke
 
 	accusers  []accuser     // of a process of an elastic job: others that have lost it
 	judged    time.Duration // when it is decided whether it is lost, or they are; 0 where nobody has

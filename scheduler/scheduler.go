@@ -192,6 +192,7 @@ func (s *Scheduler) look(session uint64, address string) {
 		switch {
 		case err == nil:
 			conn.Close()
+			s.tell(event{Input: Input{Answered: session}})
 			return
 		case errors.Is(err, syscall.ECONNREFUSED):
 			s.tell(event{Input: Input{Ended: session}})

@@ -29,7 +29,7 @@ import (
 //	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1; broadcast.x is a broadcast
 //	w0 measures 0=100 1=10             so many MB/s from and to each server
 //	w0 add 0,1 at=0; w0 remove 1 at=1  calls on process sets
-//	w0 register worker 0 … standby=host:port; w0 ended: a probe says so
+//	w0 register worker 0 … standby=host:port; w0 answers; w0 ended: a probe says so
 //	o0 drain 1; s0 drain; s0 drain empty=1
 //	w0 forgets; w0 poses as w1         the roster it had; with what w1 knows
 //	w0 lost worker 1 why; w0 farewell; w0 bye; w0 breaks; w0 breaks silent; w0 status; w0 status detail; w0 report 3; w0 hello role
@@ -147,6 +147,9 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 		s.open(a, wire.RoleWorker)
 		r := a.register
 		r.Known, m.Register = &a.known, &r
+	case "answers":
+		s.step(Input{Answered: a.register.Node.Session})
+		return nil
 	case "ended":
 		s.step(Input{Ended: a.register.Node.Session})
 		return nil
