@@ -194,6 +194,9 @@ func (m *Machine) closed(l *line, why string, silent bool) {
 		m.giveUp(p)
 	case p.state == present || p.state == absent: // an absent one has sent only a part of what it knows
 		p.why, p.silent = why, p.silent || silent
+		if silent && m.alone(p) { // a debugger may hold it
+			return
+		}
 		p.lostAt = m.at(m.now + m.grace(p))
 		m.probe(p)
 		if len(p.accusers) > 0 { // they were right
