@@ -152,12 +152,22 @@ func TestAConditionThatDoesNotFitChangesNothing(t *testing.T) {
 			{wire.Condition{Pull: "expression:1/V > 2"}, nil, "V"},
 			{wire.Condition{Pull: "ssp:-1"}, nil, "-1"},
 			{wire.Condition{Pull: "elastic:15"}, nil, "supersteps"},
+			{wire.Condition{Pull: "expression:lead < 1 || significance < 0.01"}, nil, "which ranks do not send under bsp"},
+			{wire.Condition{Pull: "dynamic-pssp:2,significance"}, nil, "which ranks do not send under bsp"},
 			{wire.Condition{Pull: "asp"}, []int{2}, "server 2, the job has 2"},
 		} {
 			_, err := j.Workers[0].Engine.SetCondition(t.Context(), c.servers, c.w)
 			if !errors.Is(err, worker.ErrInvalid) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("%+v: %v, want it to say %q", c.w, err, c.text)
 			}
+		}
+		reads := "dynamic-pssp:2,significance"
+		j.Each(func(rank int) error {
+			_, err := j.Declare(rank, "reads", reads, 10)
+			return err
+		})
+		if _, err := j.Workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Names: []string{"reads"}, Pull: "expression:lead < 1 || significance < 0.01"}); err != nil {
+			t.Errorf("a value whose ranks send their significance: %v", err)
 		}
 		held := waits(t, j, values[0]) // under BSP as before
 		synctest.Wait()

@@ -44,6 +44,11 @@ class Gate:
         with tf.init_scope():
             self.withheld.assign(tf.zeros_like(self.withheld))
 
+    def begin(self) -> None:
+        """Drops what was withheld before the join or init after which servers hold the parameter anew."""
+        if _gates.loaded_in != engine.generation:
+            self.clear()
+
 
 def gate_of(variable: Any, name: str | None, rule: Significance, process_set: int, like: tf.Tensor) -> Gate:
     """The gate of a variable's gradient, which lives as long as the variable does. Raises ValueError for others."""
@@ -77,6 +82,7 @@ class _Gates:
     def __init__(self) -> None:
         self._gates: weakref.WeakValueDictionary[tuple[int, str], Gate] = weakref.WeakValueDictionary()
         self._unclaimed: State = {}
+        self.loaded_in = -1  # generation of the engine in which a state was loaded last
 
     def add(self, key: tuple[int, str], gate: Gate) -> None:
         self._gates[key] = gate
@@ -113,7 +119,7 @@ class _Gates:
             raise ValueError("these bytes are not what gates hold back") from e
 
         def restore() -> None:
-            self._unclaimed = loaded
+            self._unclaimed, self.loaded_in = loaded, engine.generation
             for key, gate in list(self._gates.items()):
                 if key not in loaded:
                     gate.iteration.assign(1)

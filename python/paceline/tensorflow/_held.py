@@ -163,7 +163,7 @@ class Holding:
         if self._gate is not None:
             number = process_set_number(self._process_set)
             for variable in new:
-                gate_of(variable, self._names[id(variable)], self._gate, number, _value(variable)).clear()
+                gate_of(variable, self._names[id(variable)], self._gate, number, _value(variable)).begin()
 
     def _host(
         self,

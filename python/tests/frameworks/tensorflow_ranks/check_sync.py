@@ -78,6 +78,23 @@ def test_a_checkpoint_has_what_gates_and_codecs_hold_back(rank):
         paceline.load_compression_state(state[:-1])
 
 
+def test_a_checkpoint_has_what_a_gate_holds_back_of_parameters_that_servers_hold():
+    variable = tf.Variable([10.0, 0.0], name="held back")
+    sgd = keras.optimizers.SGD(1.0)
+    optimizer = hvd_keras.DistributedOptimizer(sgd, sync=paceline.SSP(2), gate=paceline.Significance(0.25))
+    optimizer.apply_gradients([(tf.constant([1.0, 0.0]), variable)])
+    optimizer.agree()
+    assert variable.numpy().tolist() == [10.0, 0.0]
+    state = paceline.compression_state()
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+    paceline.load_compression_state(state)
+    optimizer.apply_gradients([(tf.constant([0.0, 0.0]), variable)])
+    assert variable.numpy().tolist() == [9.0, 0.0]
+    hvd.barrier()
+
+
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
 def test_ssp_of_zero_equals_one_process_with_all_batches(rank, size, eagerly):
     wanted = fit(compiled(keras.optimizers.SGD(0.1), jit_compile=False), batches(size), rows=ROWS * size)
