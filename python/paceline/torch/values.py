@@ -124,7 +124,11 @@ class Value:
         """
         self._settle()
         pushed, self._pushed = self._pushed, None
-        self._in_flight = start_one(self.using(pushed, None, 0, significance))
+        try:
+            self._in_flight = start_one(self.using(pushed, None, 0, significance))
+        except ValueError:  # nothing was sent: a pull of the value may be in flight
+            self._pushed = pushed
+            raise
 
     def pull(self, wait: bool = True) -> int:
         """Starts to read the value. Returns a handle for `poll` and `synchronize`; its output is a new tensor.

@@ -253,6 +253,24 @@ def test_an_iteration_without_a_push_counts_too():
         assert value.sync()[0] in (i + 1, i + 2)  # rank 0 may have ended its next iteration before this read
 
 
+def test_an_iteration_that_cannot_end_yet_keeps_its_push():
+    value = hvd.declare(torch.zeros(2), "kept", sync=paceline.SSP(0), op=hvd.Sum)
+    if hvd.rank() == 0:
+        value.clock()
+        handle = value.pull()  # waits for the others
+        value.push(torch.ones(2))
+        with pytest.raises(ValueError, match="in flight"):
+            value.clock()
+        hvd.barrier()
+        hvd.synchronize(handle)
+    else:
+        hvd.barrier()
+        value.clock()
+    value.clock()
+    assert value.sync().tolist() == [1.0, 1.0]
+    hvd.barrier()
+
+
 def test_a_value_of_a_transposed_tensor_keeps_its_shape():
     tensor = torch.arange(6.0).reshape(2, 3).t()
     value = hvd.declare(tensor, "transposed", sync="asp")
