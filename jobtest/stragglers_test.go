@@ -3,8 +3,10 @@ package jobtest_test
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
@@ -105,6 +107,28 @@ func TestOthersWaitForAStragglerOnceItIsAsFarBehindAsSumsAreKept(t *testing.T) {
 			}
 		}
 		j.Works("beside it", 100)
+	})
+}
+
+// A straggler that never comes holds the others up once it is as far behind: they hear which rank it is.
+func TestAStragglerThatNeverComesIsNamed(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		j := jobtest.Start(t, 3, network, jobtest.Stalls(time.Second, 5*time.Second))
+		for i := range limits.MaxKept + 1 {
+			j.Each(func(rank int) error {
+				if rank == 2 {
+					return nil
+				}
+				err := average(j, rank, 10, float32(i+rank), float64(i)+0.5)
+				if i < limits.MaxKept {
+					return err
+				}
+				if err == nil || !strings.Contains(err.Error(), "stalled: rank 2 did not come within 5s") {
+					return fmt.Errorf("rank %d, which waits for rank 2: %v", rank, err)
+				}
+				return nil
+			})
+		}
 	})
 }
 

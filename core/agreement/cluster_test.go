@@ -387,7 +387,7 @@ func (c *cluster) settled() error {
 			return fmt.Errorf("rank %d keeps %d operations", w.rank, w.uses.InFlight())
 		}
 	}
-	if left := c.home.pick(func(*arrival) bool { return true }); len(left) > 0 {
+	if left := c.home.pick(func(waiting) bool { return true }); len(left) > 0 {
 		return fmt.Errorf("the home keeps %d operations, the first with count %d and ranks %v", len(left), left[0].count, left[0].a.ranks)
 	}
 	return nil

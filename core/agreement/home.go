@@ -356,12 +356,12 @@ type waiting struct {
 }
 
 // pick lists the operations in all windows that fit, in the order of their names and counts.
-func (h *Home) pick(fits func(*arrival) bool) []waiting {
+func (h *Home) pick(fits func(waiting) bool) []waiting {
 	var found []waiting
 	for id, n := range h.names {
 		for count, a := range n.window {
-			if fits(a) {
-				found = append(found, waiting{id, n, count, a})
+			if w := (waiting{id, n, count, a}); fits(w) {
+				found = append(found, w)
 			}
 		}
 	}

@@ -25,7 +25,7 @@ func (h *Home) Join(rank int) (all bool, failures []Failure) {
 	joined := h.joined.Clone()
 	joined.Add(rank)
 	h.joined, h.latest = joined, rank
-	for _, w := range h.pick(func(a *arrival) bool { return a.t.Ranks.Has(rank) }) {
+	for _, w := range h.pick(func(w waiting) bool { return w.a.t.Ranks.Has(rank) }) {
 		if !w.still() {
 			continue
 		}
@@ -68,7 +68,7 @@ func (h *Home) Lose(rank int) (all bool, failures []Failure) {
 	left.Add(rank)
 	joined.Remove(rank)
 	h.left, h.joined = left, joined
-	for _, w := range h.pick(func(a *arrival) bool { return a.t.Ranks.Has(rank) && !a.ranks.Has(rank) }) {
+	for _, w := range h.pick(func(w waiting) bool { return w.a.t.Ranks.Has(rank) && !w.a.ranks.Has(rank) }) {
 		if !w.still() {
 			continue
 		}
@@ -91,7 +91,7 @@ func (h *Home) Leave(rank int, elsewhere []Waiting) (failures []Failure) {
 	for _, w := range elsewhere {
 		failures = h.fail(failures, h.name(w.Tensor), w.Tensor, w.Count, reason{units.FailUnsupported, hasLeft(w.Tensor, rank)})
 	}
-	for _, w := range h.pick(func(a *arrival) bool { return a.t.Ranks.Has(rank) && !a.ranks.Has(rank) }) {
+	for _, w := range h.pick(func(w waiting) bool { return w.a.t.Ranks.Has(rank) && !w.a.ranks.Has(rank) }) {
 		if w.still() {
 			failures = h.fail(failures, w.n, w.a.t, w.count, reason{units.FailUnsupported, hasLeft(w.a.t, rank)})
 		}

@@ -3,16 +3,18 @@ package agreement
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 )
 
 // Tick finds the operations that have waited too long for ranks: it warns of them, again and again, and ends them
 // in the end.
 func (h *Home) Tick(now time.Duration) (slow []Stall, failures []Failure) {
-	for _, w := range h.pick(func(a *arrival) bool { return h.late(a, now) }) {
+	for _, w := range h.pick(func(w waiting) bool { return h.late(w.a, now) && w.lacks() }) {
 		if !w.still() {
 			continue
 		}
@@ -32,7 +34,7 @@ func (h *Home) Tick(now time.Duration) (slow []Stall, failures []Failure) {
 
 // Longest are the operations that have waited longest for ranks, at most so many.
 func (h *Home) Longest(now time.Duration, most int) []Stall {
-	found := h.pick(func(a *arrival) bool { return a.t.Enough == 0 || a.ranks.Len() < a.t.Enough })
+	found := h.pick(waiting.lacks)
 	slices.SortStableFunc(found, func(a, b waiting) int { return cmp.Compare(a.a.since, b.a.since) })
 	var all []Stall
 	for _, w := range found[:min(len(found), most)] {
@@ -42,11 +44,17 @@ func (h *Home) Longest(now time.Duration, most int) []Stall {
 	return all
 }
 
+// lacks reports whether somebody waits for the ranks that have not come. Those of a straggler that enough do without are waited for when it is as far
+// behind as sums are kept (condition.DropStragglers).
+func (w waiting) lacks() bool {
+	if w.a.t.Enough == 0 || w.a.ranks.Len() < w.a.t.Enough {
+		return true
+	}
+	return w.count >= slices.Min(slices.Collect(maps.Keys(w.n.window)))+limits.MaxKept
+}
+
 // late reports whether something is due for an operation that waits.
 func (h *Home) late(a *arrival, now time.Duration) bool {
-	if a.t.Enough > 0 && a.ranks.Len() >= a.t.Enough { // nobody waits for the others
-		return false
-	}
 	return over(now-a.since, h.cfg.StallShutdown) || over(now-max(a.since, a.warned), h.cfg.StallWarning)
 }
 

@@ -177,7 +177,7 @@ func (s *stage) tensor(o map[string]string) *Tensor {
 }
 
 func (s *stage) state() {
-	for _, w := range s.h.pick(func(*arrival) bool { return true }) {
+	for _, w := range s.h.pick(func(waiting) bool { return true }) {
 		s.say(fmt.Sprintf("%d of %q, generation %d: %v have come", w.count, w.id.Name, w.a.t.Generation, w.a.ranks))
 	}
 	s.say(fmt.Sprintf("joined %v, left %v", s.h.Joined(), s.h.Left()))
