@@ -84,6 +84,8 @@ def _array(leaf: Any, what: str) -> jax.Array:
         array = jnp.asarray(leaf)
     except TypeError:
         raise ValueError(f"{what} takes arrays, not {type(leaf).__name__}") from None
+    except OverflowError as e:
+        raise ValueError(f"{what} of a number that does not fit JAX's integers: {e}; set jax_enable_x64") from None
     # JAX cuts NumPy's integers of 64 bits without a word.
     if (
         isinstance(leaf, np.ndarray | np.generic)

@@ -281,6 +281,7 @@ def test_the_device_stays(rank):
         (lambda: hvd.allreduce(np.array([2**40])), "do not fit int32, which JAX makes of int64: set jax_enable_x64"),
         (lambda: hvd.broadcast(np.uint64(2**32), 0), "do not fit uint32"),
         (lambda: jax.jit(lambda: hvd.allreduce(np.array([-(2**40)])))(), "do not fit int32"),
+        (lambda: hvd.allreduce(2**40), "does not fit JAX's integers: .*; set jax_enable_x64"),
         (lambda: hvd.allreduce("text"), "takes arrays, not str"),
         (lambda: hvd.allreduce([]), "at least one array"),
         (lambda: hvd.allreduce(1.0, op=17), "no reduction operator"),
