@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
 
 from paceline.common import abi
@@ -172,9 +173,24 @@ def _transformation(kind: _Reducing | Holding, passes: int) -> Any:
         if not is_traced((grads, done)):
             return step(None) if done == passes else keep(total)
         updates, _ = jax.eval_shape(step, None)  # the optimizer may give them other types than the gradients'
-        return jax.lax.cond(done == passes, step, lambda _: keep(updates), None)
+        return jax.lax.cond(_of_all_mapped(done) == passes, step, lambda _: keep(updates), None)
 
     return _distributed_transformation()(init, update, kind.agree)
+
+
+@jax.custom_batching.custom_vmap
+def _of_all_mapped(passes: jax.Array) -> jax.Array:
+    """The number of passes, which decides for all that vmap maps together whether they exchange."""
+    return passes
+
+
+@_of_all_mapped.def_vmap
+def _of_each(*_: Any) -> Any:
+    """Each has a number of its own: vmap would exchange in every pass, and choose between the results afterwards."""
+    raise NotImplementedError(
+        "vmap of an optimizer with backward_passes_per_step: all that is mapped together has one number of passes, "
+        "so that in_axes and out_axes are None for the state's passes"
+    )
 
 
 def _distributed_transformation() -> Callable[..., Any]:

@@ -105,6 +105,24 @@ def test_backward_passes_per_step_add_gradients_up(rank, size, x64):
 
 
 @pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_backward_passes_under_vmap_are_counted_once_for_all(mode, rank, size):
+    """Where each has a number of its own, JAX would run the exchange in every pass."""
+    optimizer = hvd.distributed_optimizer(optax.sgd(1.0), backward_passes_per_step=2, name=f"vmap {mode.__name__}.")
+    params = {"w": jnp.ones((3, 5))}
+    grads = {"w": jnp.arange(15.0).reshape(3, 5) * (rank + 1)}
+    states = jax.vmap(optimizer.init)(params)
+    for update in mode(jax.vmap(optimizer.update)), jax.vmap(jax.jit(optimizer.update)):
+        with pytest.raises(NotImplementedError, match="vmap of an optimizer with backward_passes_per_step"):
+            update(grads, states, params)
+    axes = states._replace(inner=0, passes=None, accumulated=0)
+    state = states._replace(passes=jnp.int32(0))
+    update = mode(jax.vmap(optimizer.update, in_axes=(0, axes, 0), out_axes=(0, axes)))
+    for expected in (0, -(size + 1)):
+        updates, state = update(grads, state, params)
+        assert np.allclose(updates["w"], expected * np.arange(15.0).reshape(3, 5))
+
+
+@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("sync", ["bsp", "ssp:0"])
 def test_backward_passes_of_gradients_of_another_type_than_the_parameters(sync, mode, rank, size):
     name = f"of another type {mode.__name__}."
