@@ -109,33 +109,35 @@ static struct {
   uint32_t calls, idle;
 } finishers = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, NULL, 0, 0};
 
-/* Copies an allgather's or alltoall's rows into the result, whose size the program has been compiled with. */
+/* Copies an allgather's or alltoall's rows into the result, whose size the program has been compiled with. Rows that a
+ * lost rank lacks are the engine's error, of which elastic training recovers, and other rows are the program's. */
 static int fetch(call *c, uint32_t i, char *message, size_t room) {
   pl_output output = {.size = sizeof output};
-  if (engine.result(c->handles[i], &output) != PL_OK) {
+  int status = engine.result(c->handles[i], &output);
+  if (status != PL_OK) {
     snprintf(message, room, "%s", engine.last_error());
-    return -1;
+    return status;
   }
   uint64_t expected = c->members[i].bytes;
   uint32_t lost = output.nrows - (uint32_t)output.value, place = 0; /* of an allgather */
   while (place < output.nrows && output.rows[place] > 0) place++;
   if (output.bytes == expected && expected > 0) memcpy(c->members[i].data, output.data, expected);
   engine.free(output.data);
-  if (output.bytes == expected) return 0;
+  if (output.bytes == expected) return PL_OK;
   if (c->ops[i].kind == PL_ALLGATHER && lost) {
     snprintf(message, room,
              "%s: this elastic job has lost %u of the %u ranks of the process set, with the one at place %u, and the "
              "compiled program expects rows of all: call it outside of jit, or with a process set of the ranks that "
              "are left",
              c->ops[i].name ? c->ops[i].name : "allgather", lost, output.nrows, place);
-    return -1;
+    return PL_ERR_PEER_LOST;
   }
   snprintf(message, room,
            "%s: the ranks' rows have %llu bytes together and the compiled program expects %llu: under jit every rank "
            "gives as many rows as the others; call it outside of jit where ranks differ",
            c->ops[i].name ? c->ops[i].name : "allgather", (unsigned long long)output.bytes,
            (unsigned long long)expected);
-  return -1;
+  return PL_ERR_INVALID;
 }
 
 /* Does a call. Returns its status, and writes the message of one that fails. */
@@ -151,9 +153,9 @@ static int perform(call *c, char *message, size_t room) {
     bool rows = c->ops[i].kind == PL_ALLGATHER || c->ops[i].kind == PL_ALLTOALL;
     if (status != PL_OK) {
       said = said || engine_error(c->handles[i], message, room);
-    } else if (rows && fetch(c, i, message, room) != 0) {
-      status = PL_ERR_MISMATCH;
-      said = true;
+    } else if (rows) {
+      status = fetch(c, i, message, room);
+      said = status != PL_OK;
     }
     engine.release(c->handles[i]);
   }

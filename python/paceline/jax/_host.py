@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.common import abi
 from paceline.common.engine import engine
+from paceline.common.exceptions import HorovodInternalError
 from paceline.common.handles import start, synchronize
 from paceline.common.objects import newest
 from paceline.common.operation import Held, operation
@@ -56,7 +57,8 @@ def run(
 
     with_rows: of an allgather or alltoall: after the results come the numbers of rows of each from each rank.
 
-    Raises ValueError if the call is compiled and the results have other shapes than the program expects.
+    If the call is compiled and the results have other shapes than the program expects, raises HorovodInternalError
+    where rows of lost ranks lack, else ValueError.
     """
     sources = [np.asarray(a, order="C") for a in arrays[call.gated :]]
     empty: Any = arrays[0] if call.gated else [False] * len(sources)
@@ -108,11 +110,11 @@ def _fetched(handle: int, source: Array) -> tuple[Array, list[int], int]:
 
 
 def _expect(call: Call, name: str | None, shape: tuple[int, ...], array: Array, rows: list[int], ranks: int) -> None:
-    """Raises ValueError where rows of ranks are lacking, or others came than expected, as bindings/jax/collective.c."""
+    """Raises an error where rows of ranks lack, or others came than expected, as bindings/jax/collective.c does."""
     if array.shape == shape:
         return
     if call.kind == abi.ALLGATHER and ranks < len(rows):
-        raise ValueError(
+        raise HorovodInternalError(
             f"{name or 'allgather'}: this elastic job has lost {len(rows) - ranks} of the {len(rows)} ranks of the "
             f"process set, with the one at place {rows.index(0)}, and the compiled program expects rows of all: call "
             "it outside of jit, or with a process set of the ranks that are left"
