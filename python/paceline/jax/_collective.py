@@ -274,11 +274,11 @@ def _forget() -> None:
     global _job
     _job += 1
     _glue.set_job(_job)
-    _drain()
+    drain()
     jax.clear_caches()
 
 
-def _drain() -> Exception | None:
+def drain() -> Exception | None:
     """Waits for the programs that are in flight. Returns what one of them has failed with."""
     failure = None
     for token in [*runtime_tokens.current_tokens.values(), *runtime_tokens.output_runtime_tokens.values()]:
@@ -298,4 +298,4 @@ def _finish() -> None:
 
 
 engine.at_shutdown(_forget)
-engine.at_exit(_finish, _drain)
+engine.at_exit(_finish, drain)

@@ -11,6 +11,7 @@ import jax
 from paceline.common.basics import rank, rejoin
 from paceline.common.elastic import ObjectState, State, run_fn
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from paceline.jax._collective import drain
 from paceline.jax.functions import broadcast_object
 
 __all__ = ["JaxState", "ObjectState", "State", "run", "run_fn"]
@@ -54,7 +55,10 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
     @functools.wraps(func)
     def translated(*args: Any, **kwargs: Any) -> _Result:
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if failure := drain():  # of a program that the function has left in flight
+                raise failure
+            return result
         except RuntimeError as e:  # JaxRuntimeError, which JAX 0.4 has by another name
             ours = isinstance(e, HorovodInternalError | HostsUpdatedInterrupt)
             if ours or HorovodInternalError.__name__ not in str(e):

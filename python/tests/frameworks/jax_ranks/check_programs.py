@@ -194,3 +194,16 @@ def test_a_state_is_saved_when_it_is_computed(rank, size):
     state.x = program(x)
     state.save()
     assert state._saved_state["x"].is_ready()
+
+
+def test_a_training_that_ends_waits_for_its_programs(rank, size):
+    """A loss that shows in one of them would not be mended otherwise."""
+    program = jax.jit(lambda x: hvd.allreduce(x @ x, op=hvd.Sum))
+
+    @hvd.elastic.run
+    def train(state):
+        state.x = program(jnp.ones((300 + rank, 300 + rank)))
+
+    with pytest.raises(hvd.HorovodInternalError, match="ranks disagree"):
+        train(hvd.elastic.JaxState(x=jnp.ones(1)))
+    assert program(jnp.ones((300, 300)))[0, 0] == 300 * size
