@@ -135,6 +135,15 @@ static void leave(call *c) {
   if (drain) post_drain();
 }
 
+/* Whether every call that was pushed has ended. */
+EXPORT int pl_mxnet_idle(void) {
+  pthread_mutex_lock(&lines_lock);
+  int line = 0;
+  while (line < LINES && !lines[line]) line++;
+  pthread_mutex_unlock(&lines_lock);
+  return line == LINES;
+}
+
 static void free_arrays(call *c) {
   if (c->input) mxnet.free(c->input);
   if (c->output) mxnet.free(c->output);

@@ -60,6 +60,7 @@ class Engine:
         self._fetched: dict[int, _Fetched] = {}  # by handle
         self._before_wait: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._before_rest: list[Callable[[], None]] = []
+        self._before_checkpoint: list[Callable[[], None]] = []
         self._at_shutdown: list[Callable[[], None]] = []
         self._at_exit: list[tuple[Callable[[], Exception | None], Callable[[], Exception | None]]] = []
         self._join: Callable[[], None] | None = None  # joins the job whose place this process only expects yet
@@ -165,6 +166,10 @@ class Engine:
         """Waits for what frameworks have in flight. Raises HorovodInternalError where that fails."""
         for call in self._before_rest:
             call()
+
+    def before_checkpoint(self, call: Callable[[], None]) -> None:
+        """Has `call` be called before each checkpoint alone: it waits for what no shutdown waits for."""
+        self._before_checkpoint.append(call)
 
     def at_shutdown(self, call: Callable[[], None]) -> None:
         """Has `call` be called at the end of each shutdown, when no operation uses memory any more."""
@@ -349,6 +354,8 @@ class Engine:
         self.arrive()
         self.rest()
         self._submit_collected()
+        for call in self._before_checkpoint:
+            call()
         lib = abi.library()
         return _read(lambda buf, room: self._check(lib.pl_state(buf, room)))
 

@@ -297,5 +297,6 @@ def _finish() -> None:
         time.sleep(0.002)  # a wait in C would not see Ctrl-C
 
 
+engine.before_checkpoint(settle)
 engine.at_shutdown(_forget)
 engine.at_exit(_finish, drain)

@@ -34,7 +34,8 @@ def _load() -> Any:
     return native
 
 
-push = _load().pl_mxnet_push
+_native = _load()
+push, idle = _native.pl_mxnet_push, _native.pl_mxnet_idle
 
 # MXNet's engine for debugging runs each operation when it is pushed, and none that ends later.
 naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"

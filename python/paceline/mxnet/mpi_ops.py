@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from paceline.common.operation import Held, How, Options, operation
 from paceline.common.operators import Adasum, Average, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.common.sync import BSP, model_of
-from paceline.mxnet._glue import naive, push
+from paceline.mxnet._glue import idle, naive, push
 
 _DTYPES = {
     np.dtype(np.uint8): abi.UINT8,
@@ -451,4 +452,11 @@ def _finish() -> Exception | None:
     return interruptible(_drain)
 
 
+def _settle() -> None:
+    """Waits for the operations that have been pushed. What went wrong there is raised where results are used."""
+    while not idle():
+        time.sleep(0.002)  # a wait in C would not see Ctrl-C
+
+
+engine.before_checkpoint(_settle)
 engine.at_exit(_finish, _drain)

@@ -219,6 +219,24 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(sync, compres
     hvd.barrier()
 
 
+def test_a_checkpoint_has_the_steps_in_flight():
+    optimizer = hvd.distributed_optimizer(optax.sgd(1.0), compression="topk:0.01", name="in flight.")
+    params = {"w": jnp.ones(4096)}
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(state, x):
+        computed = jax.lax.fori_loop(0, 2000, lambda _, c: jnp.sin(c) * 1.0000001, x)
+        return optimizer.update({"w": computed}, state, params)
+
+    for _ in range(3):
+        updates, state = step(state, jnp.arange(4096.0))
+        kept = paceline.compression_state()
+        jax.block_until_ready(updates)
+        assert paceline.compression_state() == kept
+        hvd.barrier()
+
+
 def test_auto_measures_in_init(rank, size):
     auto = hvd.Compression.auto(candidates=["fp16"])
     optimizer = hvd.distributed_optimizer(optax.sgd(0.1), compression=auto, name="auto.")

@@ -305,6 +305,18 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(sync, compres
     np.testing.assert_array_equal(go(weight, trainer, 5, 10), want)
 
 
+def test_a_checkpoint_has_the_operations_in_flight():
+    for _ in range(3):
+        x = mx.nd.ones((500, 500)) * (hvd.rank() + 1)
+        for _ in range(20):
+            x = mx.nd.dot(x, x) / x.sum()
+        result = hvd.allreduce(x + mx.nd.arange(500), name="in flight", compression="topk:0.01")
+        state = paceline.compression_state()
+        result.wait_to_read()
+        assert paceline.compression_state() == state
+        hvd.allreduce(mx.nd.zeros((1,))).asnumpy()
+
+
 def of_a_trainer(weight, **options):
     return hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 1.0}, **options)
 
