@@ -95,6 +95,14 @@ static void post_drain(void) {
   pthread_mutex_unlock(&posts.lock);
 }
 
+/* Whether a thread submits. */
+static inline bool post_busy(void) {
+  pthread_mutex_lock(&posts.lock);
+  bool busy = posts.busy;
+  pthread_mutex_unlock(&posts.lock);
+  return busy;
+}
+
 /* Submits the operations, now or, if another thread submits, by that one. */
 static inline void post_submit(post *p) {
   if (post_add(p)) post_drain();

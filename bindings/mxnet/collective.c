@@ -4,7 +4,8 @@
  *
  *  1. pl_mxnet_push (the program's thread) copies the operation, has it join the line of its name, and has MXNet's
  * engine call run.
- *  2. run (a thread of MXNet) posts it to Paceline's engine when it is the first of its line, and returns.
+ *  2. run (a thread of MXNet) posts it to Paceline's engine when it is the first of its line, and returns. It fails if
+ * the job in which it was pushed has ended.
  *  3. ended (a thread of Paceline's engine) has it leave its line, and completes it in MXNet's engine. An error becomes
  * MXNet's, which is raised where the program waits for the result.
  *  4. MXNet's engine frees it (forget). Where it has not called run, because an argument had failed, the other ranks'
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine.h"
 #include "post.h"
@@ -33,6 +35,7 @@ typedef struct call {
   bool waits;     /* it is in a line */
   bool ready;     /* to be posted, when it is the first of its name */
   bool withdrawn; /* MXNet's engine no longer knows it */
+  uint64_t job;   /* in which it was pushed */
   on_complete complete;
   void *input, *output; /* MXNet's handles of the arrays, owned; NULL where there is none */
   char *name, *model, *codec_text, *group;
@@ -84,6 +87,7 @@ EXPORT const char *pl_mxnet_use(void *library) {
 enum { LINES = 1024 };
 static pthread_mutex_t lines_lock = PTHREAD_MUTEX_INITIALIZER;
 static call *lines[LINES];
+static uint64_t jobs; /* that have ended */
 
 /* In a child after fork() MXNet's engine has no operations. */
 static void lines_in_child(void) { pthread_mutex_init(&lines_lock, NULL); }
@@ -109,30 +113,41 @@ static void join(call *c) {
   while (*at) at = &(*at)->next;
   *at = c;
   c->waits = true;
+  c->job = jobs;
   pthread_mutex_unlock(&lines_lock);
 }
 
-/* The call's arrays are ready: it begins, now or when those before it have ended. */
-static void begin(call *c) {
-  pthread_mutex_lock(&lines_lock);
-  c->ready = first_like(c) != c;
-  bool drain = !c->ready && post_add(&c->post);
-  pthread_mutex_unlock(&lines_lock);
-  if (drain) post_drain();
+/* Posts a call that is ready and the first of its line. Not one of an earlier job, which would match with an operation
+ * of this one: returns false for it. lines_lock is held. drain: set to whether the caller submits what is posted. */
+static bool post_first(call *c, bool *drain) {
+  if (c->job != jobs) return false;
+  *drain = post_add(&c->post);
+  return true;
 }
 
-/* The call has ended: the next of its name begins, if it is ready. */
-static void leave(call *c) {
+/* The call has ended: the next of its name begins, if it is ready. Returns that one if its job has ended, else NULL. */
+static call *leave(call *c) {
+  bool drain = false;
   pthread_mutex_lock(&lines_lock);
   call **at = line_of(c);
   while (*at != c) at = &(*at)->next;
   *at = c->next;
   c->waits = false;
   call *next = first_like(c);
-  bool drain = next && next->ready && post_add(&next->post);
-  if (next) next->ready = false;
+  bool begins = next && next->ready;
+  if (begins) next->ready = false;
+  bool outdated = begins && !post_first(next, &drain);
   pthread_mutex_unlock(&lines_lock);
   if (drain) post_drain();
+  return outdated ? next : NULL;
+}
+
+/* The job has ended: what was pushed in it and begins later fails. What has begun has ended, too, on return. */
+EXPORT void pl_mxnet_end_job(void) {
+  pthread_mutex_lock(&lines_lock);
+  jobs++;
+  pthread_mutex_unlock(&lines_lock);
+  while (post_busy()) usleep(1000); /* the engine refuses it */
 }
 
 /* Whether every call that was pushed has ended. */
@@ -159,10 +174,8 @@ static void discard(call *c) {
   free(c);
 }
 
-/* Ends the call, which is gone then. */
-static void complete(call *c, const char *failure) {
+static void finish(call *c, const char *failure) {
   on_complete to = c->complete;
-  leave(c);
   if (c->withdrawn) {
     discard(c);
   } else if (failure) {
@@ -173,6 +186,27 @@ static void complete(call *c, const char *failure) {
   } else {
     to.callback(to.engine, to.param, NULL);
   }
+}
+
+static const char of_earlier_job[] = "the operation had not begun when shutdown() was called";
+
+/* Ends the call, which is gone then, and those behind it whose job has ended. */
+static void complete(call *c, const char *failure) {
+  for (call *next; c; c = next, failure = of_earlier_job) {
+    next = leave(c);
+    finish(c, failure);
+  }
+}
+
+/* The call's arrays are ready: it begins, now or when those before it have ended. */
+static void begin(call *c) {
+  bool drain = false;
+  pthread_mutex_lock(&lines_lock);
+  c->ready = first_like(c) != c;
+  bool outdated = !c->ready && !post_first(c, &drain);
+  pthread_mutex_unlock(&lines_lock);
+  if (drain) post_drain();
+  if (outdated) complete(c, of_earlier_job);
 }
 
 static void ended(void *arg, int32_t handle, int32_t status) {

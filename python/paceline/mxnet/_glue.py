@@ -35,7 +35,7 @@ def _load() -> Any:
 
 
 _native = _load()
-push, idle = _native.pl_mxnet_push, _native.pl_mxnet_idle
+push, idle, end_job = _native.pl_mxnet_push, _native.pl_mxnet_idle, _native.pl_mxnet_end_job
 
 # MXNet's engine for debugging runs each operation when it is pushed, and none that ends later.
 naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"

@@ -29,7 +29,7 @@ from paceline.common.operation import Held, How, Options, operation
 from paceline.common.operators import Adasum, Average, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.common.sync import BSP, model_of
-from paceline.mxnet._glue import idle, naive, push
+from paceline.mxnet._glue import end_job, idle, naive, push
 
 _DTYPES = {
     np.dtype(np.uint8): abi.UINT8,
@@ -459,4 +459,5 @@ def _settle() -> None:
 
 
 engine.before_checkpoint(_settle)
+engine.at_shutdown(end_job)
 engine.at_exit(_finish, _drain)

@@ -96,7 +96,7 @@ def test_the_engine_for_debugging_waits_for_each_operation(tmp_path):
         2,
         *checks(CHECKS[0], tmp_path),
         "-k",
-        "not any_order and not failed and not failure and not refused",
+        "not any_order and not failed and not failure and not refused and not queued",
         MXNET_ENGINE_TYPE="NaiveEngine",
     )
 
