@@ -173,19 +173,25 @@ class DistributedTrainer(mx.gluon.Trainer):
         sizes = [math.prod(p.shape) * 4 for p in self._params if p.shape and min(p.shape) > 0]
         names, factor = [f"{self._prefix}{i}" for i in range(len(self._params))], gradient_predivide_factor
         self._exchange = Exchange(compression, factor, process_set, sync, gate, pull_gate, names, sizes)
+        self._leaves_out = False  # in a step: the gradients that no rank has made
         warn_of_momentum(self._exchange.asked, lambda: bool(getattr(self._optimizer, "momentum", 0)))
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Averages the gradients over the ranks and updates the parameters, as mxnet.gluon.Trainer does on one.
 
-        ignore_stale_grad: parameters that backward has not reached keep their values. One that it has reached on some
-        ranks alone counts as zeros on the others, and all update it. The ranks exchange which they have: all pass the
-        same here, else they wait for each other. `allreduce_grads` with `update` does not do that, as with Horovod:
-        it averages what is left of the step before, and only ranks that have the gradient update.
+        ignore_stale_grad: parameters that backward has not reached keep their values, and what codecs and gates hold
+        back of them. One that it has reached on some ranks alone counts as zeros on the others, and all update it. The
+        ranks exchange which they have: all pass the same here, else they wait for each other. `allreduce_grads` with
+        `update` does not do that, as with Horovod: it averages what is left of the step before, and only ranks that
+        have the gradient update.
         """
-        if ignore_stale_grad and self._exchange.is_distributed and self._exchange.held is None:
+        self._leaves_out = ignore_stale_grad and self._exchange.is_distributed and self._exchange.held is None
+        if self._leaves_out:
             self._count_stale_as_zeros()
-        super().step(batch_size, ignore_stale_grad)
+        try:
+            super().step(batch_size, ignore_stale_grad)
+        finally:
+            self._leaves_out = False
 
     def _count_stale_as_zeros(self) -> None:
         trained = [p for p in self._params if p.grad_req != "null"]
@@ -207,7 +213,10 @@ class DistributedTrainer(mx.gluon.Trainer):
         return [Gradient(f"{prefix}{i}", p.list_grad()[0], p.list_data()[0], -i) for i, p in trained]
 
     def _allreduce_grads(self) -> None:
-        self._exchange.reduce(self._gradients(), self._optimizer.rescale_grad)
+        gradients = self._gradients()
+        if self._leaves_out:  # stale on all ranks: nobody would apply what codecs and gates give out
+            gradients = [g for g in gradients if g.weight._fresh_grad]
+        self._exchange.reduce(gradients, self._optimizer.rescale_grad)
         self._exchange.clock()
 
     def _update(self, ignore_stale_grad: bool = False) -> None:

@@ -144,6 +144,31 @@ def test_a_parameter_that_some_ranks_have_not_used_counts_as_zeros():
         trainer.step(1)
 
 
+@pytest.mark.parametrize(
+    "options", [{"compression": "topk:0.01"}, {"gate": paceline.Significance(0.5)}], ids=["topk", "gate"]
+)
+def test_a_gradient_that_no_rank_has_made_leaves_alone_what_is_held_back_of_it(options):
+    def trained(stale):
+        """The second of two parameters after eight steps with its gradient, and some without between them."""
+        used, other = (gluon.Parameter(name, shape=(4096,)) for name in "ab")
+        for parameter in used, other:
+            parameter.initialize(mx.init.One())
+        prefix = f"held back {stale} {options}."
+        trainer = hvd.DistributedTrainer([used, other], "sgd", {"learning_rate": 0.125}, prefix=prefix, **options)
+        for step in range(8):
+            for parameters in [(used, other)] + [(used,)] * stale:
+                gradient = mx.nd.array(np.random.default_rng(100 * step + hvd.rank()).integers(-8, 9, 4096) / 16)
+                with autograd.record():
+                    loss = sum((p.data() * gradient).sum() for p in parameters)
+                loss.backward()
+                trainer.step(1, ignore_stale_grad=True)
+        return other.data().asnumpy()
+
+    with_stale = trained(3)
+    assert (with_stale != 1).any()
+    np.testing.assert_array_equal(with_stale, trained(0))
+
+
 def test_gradients_of_an_embedding():
     """They are sparse: the rows of the words that a batch has."""
     table = gluon.nn.Embedding(10, 3, sparse_grad=True)
