@@ -98,10 +98,13 @@ class HeldParameters:
             if self._gate is not None:
                 self._gate.clear()
 
-    def end(self, parameters: Mapping[str, Any], before: Mapping[str, Any], significance: float = 0.0) -> None:
+    def end(
+        self, parameters: Mapping[str, Any], before: Mapping[str, Any], significance: float = 0.0, whole: bool = True
+    ) -> None:
         """After the optimizer's step: exchanges what it changed, or keeps that for a later iteration.
 
-        significance: |gradient| / |weights|, for models that use it.
+        significance: |gradient| / |weights|, for models that use it. whole: the step is that of all parameters; that of
+        some is a part of an iteration of the gate, which `clock` ends.
         """
         changes = {name: self._framework.difference(p, before[name]) for name, p in parameters.items()}
         for name, kept in [(name, self._kept.pop(name, None)) for name in changes]:
@@ -114,7 +117,8 @@ class HeldParameters:
         sent: dict[str, Any] = changes
         if self._gate is not None:
             sent = {name: self._gate.offer(name, change, parameters[name]) for name, change in changes.items()}
-            self._gate.clock()
+            if whole:
+                self.clock()
         if self._groups:
             self._framework.settle(list(changes.values()))  # the iteration ends with its changes
         number = process_set_number(self._process_set)
@@ -130,6 +134,11 @@ class HeldParameters:
             for name, p in parameters.items():
                 if (withheld := self._gate.withheld(name, p)) is not None:
                     self._framework.change(p, withheld)
+
+    def clock(self) -> None:
+        """Ends an iteration of the gate."""
+        if self._gate is not None:
+            self._gate.clock()
 
     def _declare(self, parameters: Mapping[str, Any]) -> None:
         if not parameters:

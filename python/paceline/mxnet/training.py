@@ -83,17 +83,17 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         name = f"{self._exchange.prefix}optimizer"
         gradients = [Gradient(f"{name}.{i}", g, w, -i if isinstance(i, int) else 0) for i, w, g in triples]
         held = self._exchange.held
+        names = {g.name for g in gradients}
+        if names & self._seen:  # a new iteration
+            (held or self._exchange).clock()
+            self._seen.clear()
+        self._seen.update(names)
         if held is not None:
             weights = {g.name: g.weight for g in gradients}
             before = held.begin(weights)
             update(index, weight, grad, state)
-            held.end(weights, before)
+            held.end(weights, before, whole=False)
             return
-        names = {g.name for g in gradients}
-        if names & self._seen:  # a new iteration
-            self._exchange.clock()
-            self._seen.clear()
-        self._seen.update(names)
         self._exchange.reduce(gradients, self._optimizer.rescale_grad)
         update(index, weight, grad, state)
 

@@ -250,6 +250,24 @@ def test_an_optimizer_whose_ranks_run_ahead():
     np.testing.assert_allclose(weight.data().asnumpy(), best, atol=0.25)
 
 
+def test_the_threshold_of_an_optimizers_gate_decays_once_in_a_step():
+    """Though the optimizer steps some parameters at a time."""
+    parameters = [gluon.Parameter(f"weight{i}", shape=(100,)) for i in range(20)]
+    for parameter in parameters:
+        parameter.initialize(mx.init.One())
+    gate = paceline.Significance(0.5, decay=0.5)
+    wrapped = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.1), sync="ssp:1", gate=gate)
+    trainer = gluon.Trainer(parameters, wrapped, kvstore=None)
+    for expected in (1, 1, 0.7):  # 0.1, 0.2 and 0.3 of the weights; the thresholds are 0.5, 0.35 and 0.29
+        with autograd.record():
+            loss = sum(p.data().sum() for p in parameters)
+        loss.backward()
+        trainer.step(1)
+        wrapped.agree()
+        for parameter in parameters:
+            np.testing.assert_allclose(parameter.data().asnumpy(), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, "topk:0.2"], ids=str)
 @pytest.mark.parametrize("sync", ["bsp", "ssp:1", "elastic:3"])
 def test_what_does_not_matter_is_held_back_until_it_does(sync, compression):
