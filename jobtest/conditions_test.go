@@ -152,8 +152,8 @@ func TestAConditionThatDoesNotFitChangesNothing(t *testing.T) {
 			{wire.Condition{Pull: "expression:1/V > 2"}, nil, "V"},
 			{wire.Condition{Pull: "ssp:-1"}, nil, "-1"},
 			{wire.Condition{Pull: "elastic:15"}, nil, "supersteps"},
-			{wire.Condition{Pull: "expression:lead < 1 || significance < 0.01"}, nil, "which ranks do not send under bsp"},
-			{wire.Condition{Pull: "dynamic-pssp:2,significance"}, nil, "which ranks do not send under bsp"},
+			{wire.Condition{Pull: "expression:lead < 1 || significance < 0.01"}, nil, "which optimizers do not send under bsp"},
+			{wire.Condition{Pull: "dynamic-pssp:2,significance"}, nil, "which optimizers do not send under bsp"},
 			{wire.Condition{Pull: "asp"}, []int{2}, "server 2, the job has 2"},
 		} {
 			_, err := j.Workers[0].Engine.SetCondition(t.Context(), c.servers, c.w)

@@ -179,7 +179,7 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	if s.Role == "worker" { // rank 0, whose settings are compared
 		own = 0
 	}
-	sched, err := scheduler.New(scheduler.Settings{PeerTimeout: own, LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats, News: o.News,
+	sched, err := scheduler.New(scheduler.Settings{PeerTimeout: own, LostAfter: s.PeerTimeout, Launched: o.Workers, Beside: o.Beside, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats, News: o.News,
 		Standby: o.standby, Dial: o.Transports.Required().Dial}, o.Log)
 	if err != nil {
 		return nil, err

@@ -69,6 +69,7 @@ type Options struct {
 	Gathering  func(worker.Gathering)                  // a worker's: told what becomes of operations, and then calls Engine.Flush; may be nil
 	Tuned      func(over bool)                         // a worker's: told when a search has ended, or begins again (worker.Tuning.Over); may be nil
 	Workers    int                                     // a scheduler's: how many workers its process starts; 0: not known
+	Beside     bool                                    // a scheduler's: they are all on its process's host
 	Log        *zap.Logger                             // nil for the Logger of the process's role
 	Seats      func(wire.Seat, func(wire.Seat, error)) // a scheduler's: of a launcher whose job changes its size; else nil
 	News       func(News)                              // a scheduler's: of a launcher; else nil

@@ -53,6 +53,7 @@ type Settings struct {
 	FirstRound uint64        // number of the first round; random, so that no round's number is ever used again
 	Workers    int           // of the job; 0: as the first worker says
 	Launched   int           // workers that were started, which status shows until one of them says their number; 0: not known
+	Beside     bool          // who has started them is on their host, and sees the ends of their processes
 	Dedicated  int           // dedicated servers to wait for; 0: as the first worker says
 	Placement  string        // of keys on servers, where no worker says; "": placement.Default
 	Grace      time.Duration // from the end of a line to the loss of its node; 3 s

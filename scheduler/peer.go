@@ -139,10 +139,10 @@ func (m *Machine) without(p *peer) {
 	m.failCalls(r, p.Rank, fmt.Sprintf("rank %d has left the job", p.Rank))
 }
 
-// alone reports whether nobody waits for a worker: it is the last one of its round, with no server but its own, and the launcher of the job sees the end of its process.
+// alone reports whether nobody waits for a worker: it is the last one of its round, with no server but its own, and the launcher beside it sees the end of its process.
 func (m *Machine) alone(p *peer) bool {
 	r := p.round
-	return r != nil && !r.epoch.Elastic && m.settings.Launched > 0 && len(r.in(present))+len(r.in(absent)) == 1 && len(m.serversOf(r)) == 0
+	return r != nil && !r.epoch.Elastic && m.settings.Beside && len(r.in(present))+len(r.in(absent)) == 1 && len(m.serversOf(r)) == 0
 }
 
 // lose declares p lost, where this scheduler may decide that.

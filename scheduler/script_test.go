@@ -20,7 +20,7 @@ import (
 // machine's outputs:
 //
 //	wait 1s                            time passes
-//	restart                            a new scheduler, without knowledge; launched=3: it knows of so many workers; peer-timeout=10s: its own
+//	restart                            a new scheduler, without knowledge; launched=3: it knows of so many workers; beside=1: their launcher is on their host; peer-timeout=10s: its own
 //	advance 2                          the launcher goes on to its round 2
 //	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, elastic, launcher, timeout, version, pid, session
 //	                              sync: its PACELINE_SYNC
@@ -92,6 +92,8 @@ func (s *stage) act(words []string) error {
 			switch k, v, _ := strings.Cut(w, "="); k {
 			case "launched":
 				settings.Launched = number(v)
+			case "beside":
+				settings.Beside = true
 			case "peer-timeout":
 				settings.PeerTimeout, _ = time.ParseDuration(v)
 			}

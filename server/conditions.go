@@ -85,7 +85,7 @@ func changesOf(w *wire.Condition) (changes []room.Change, check func(*tensor) er
 			return fmt.Errorf("tensor %q is summed on the hosts first, so that its conditions stay: declare it under bsp, or set PACELINE_HOST_SUMS=0", t.Name)
 		}
 		if pull.Traits().Significance && !t.Model.Traits().Significance {
-			return fmt.Errorf("tensor %q: %s reads the significance of pushes, which ranks do not send under %s: declare it under a model that reads it", t.Name, w.Pull, t.Model.Name)
+			return fmt.Errorf("tensor %q: %s reads the significance of pushes, which optimizers do not send under %s: declare it under a model that reads it", t.Name, w.Pull, t.Model.Name)
 		}
 		m := condition.Model{Name: w.Pull, Pull: pull.Pull, Tuner: pull.Tuner, Push: push.Push}
 		if err := m.Check(t.Dataflow()); err != nil {

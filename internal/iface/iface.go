@@ -2,11 +2,13 @@
 package iface
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/paceline/paceline/internal/each"
 )
@@ -45,8 +47,18 @@ func IsLocal(host, hostname string) bool {
 	return false
 }
 
+// patience bounds a question about a name.
+const patience = 5 * time.Second
+
+// Lookup is net.LookupIP with a bound: who asks only wants to know whether a name leads here, and names of this machine are known at once.
+func Lookup(host string) ([]net.IP, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return net.DefaultResolver.LookupIP(ctx, "ip", host)
+}
+
 // Own reports whether host is a name of this machine that leads to loopback here, though not elsewhere, as many have their own at 127.0.1.1 in
-// /etc/hosts; and that one of the machine's other addresses to which it leads too, "" for none. lookup resolves names, as net.LookupIP does.
+// /etc/hosts; and that one of the machine's other addresses to which it leads too, "" for none. lookup resolves names, as Lookup does.
 func Own(host string, lookup func(host string) ([]net.IP, error)) (address string, own bool) {
 	if IsLoopback(host) {
 		return "", false

@@ -16,7 +16,7 @@ import (
 
 // Complete adds the machine's own data: its name and address, the job's secret, the bound of a server's
 // memory. The settings are then complete. It may be called again.
-func (s *Settings) Complete() error { return s.complete(net.LookupIP) }
+func (s *Settings) Complete() error { return s.complete(iface.Lookup) }
 
 func (s *Settings) complete(lookup lookup) (err error) {
 	if s.Host == "" {
@@ -41,12 +41,12 @@ func (s *Settings) complete(lookup lookup) (err error) {
 	return s.loadSecret()
 }
 
-// lookup resolves a host's name, as net.LookupIP does.
+// lookup resolves a host's name, as iface.Lookup does.
 type lookup = func(host string) ([]net.IP, error)
 
 // Reached is an address to listen at, host:port, as other hosts have it: its host may be a name of this machine that
 // leads to loopback here.
-func (s *Settings) Reached(address string) (string, error) { return s.reached(address, net.LookupIP) }
+func (s *Settings) Reached(address string) (string, error) { return s.reached(address, iface.Lookup) }
 
 // reached is Reached for one address, or for several with commas between. Loopback stays where a user has given it, but MASTER_ADDR
 // may be localhost on rank 0's host of a job over several. So does everything on a machine without another address.

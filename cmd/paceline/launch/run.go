@@ -62,7 +62,7 @@ func (j *maker) run() (Report, error) {
 	var formed func() bool
 	news := newInbox()
 	if j.Scheduler == "" {
-		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Seats: e.seats(), News: news.tell})
+		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Beside: launched > 0 && len(j.away()) == 0, Seats: e.seats(), News: news.tell})
 		if err != nil {
 			return Report{}, err
 		}

@@ -168,7 +168,7 @@ class Engine:
             call()
 
     def before_checkpoint(self, call: Callable[[], None]) -> None:
-        """Has `call` be called before each checkpoint alone: it waits for what no shutdown waits for."""
+        """Has `call` be called before each checkpoint alone."""
         self._before_checkpoint.append(call)
 
     def at_shutdown(self, call: Callable[[], None]) -> None:

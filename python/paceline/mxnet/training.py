@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import types
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import mxnet as mx
 
 from paceline.common.arguments import warn_of_momentum
+from paceline.common.engine import engine
 from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.common.significance import Significance
@@ -18,6 +20,17 @@ from paceline.common.sync import Model
 from paceline.mxnet._exchange import Exchange, Gradient, significance
 from paceline.mxnet.compression import Compression
 from paceline.mxnet.mpi_ops import allreduce, broadcast_
+
+_optimizers: weakref.WeakSet[DistributedOptimizer] = weakref.WeakSet()
+
+
+def _end_iterations() -> None:
+    """A checkpoint comes behind a step, whose end an optimizer sees in the next one."""
+    for optimizer in list(_optimizers):
+        optimizer._end_iteration()
+
+
+engine.before_checkpoint(_end_iterations)
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):
@@ -67,6 +80,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        _optimizers.add(self)
 
     def create_state(self, index: Any, weight: Any) -> Any:
         """The wrapped optimizer's."""
@@ -85,8 +99,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         held = self._exchange.held
         names = {g.name for g in gradients}
         if names & self._seen:  # a new iteration
-            (held or self._exchange).clock()
-            self._seen.clear()
+            self._end_iteration()
         self._seen.update(names)
         if held is not None:
             weights = {g.name: g.weight for g in gradients}
@@ -96,6 +109,11 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             return
         self._exchange.reduce(gradients, self._optimizer.rescale_grad)
         update(index, weight, grad, state)
+
+    def _end_iteration(self) -> None:
+        if self._seen:
+            (self._exchange.held or self._exchange).clock()
+            self._seen.clear()
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Averages the gradient, or those of a list of indices, and updates."""

@@ -250,7 +250,8 @@ def test_an_optimizer_whose_ranks_run_ahead():
     np.testing.assert_allclose(weight.data().asnumpy(), best, atol=0.25)
 
 
-def test_the_threshold_of_an_optimizers_gate_decays_once_in_a_step():
+@pytest.mark.parametrize("restored", [False, True])
+def test_the_threshold_of_an_optimizers_gate_decays_once_in_a_step(restored):
     """Though the optimizer steps some parameters at a time."""
     parameters = [gluon.Parameter(f"weight{i}", shape=(100,)) for i in range(20)]
     for parameter in parameters:
@@ -266,6 +267,10 @@ def test_the_threshold_of_an_optimizers_gate_decays_once_in_a_step():
         wrapped.agree()
         for parameter in parameters:
             np.testing.assert_allclose(parameter.data().asnumpy(), expected, rtol=1e-5)
+        if restored:
+            state = paceline.compression_state()
+            hvd.allreduce(mx.nd.zeros((1,))).asnumpy()
+            paceline.load_compression_state(state)
 
 
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, "topk:0.2"], ids=str)
