@@ -70,8 +70,9 @@ func embed(s *Settings, env map[string]string) error {
 	}
 	s.Local = iface.IsLoopback(host)
 	if s.Servers == "embedded" { // there are only ranks, which all find it where rank 0 does
-		given := len(s.JobSecret) > 0 || s.SecretFile != "" // as jobs over several hosts need, whose master may have MASTER_ADDR=localhost
-		s.Local = s.LocalSize == s.Size || s.Local && !given
+		// Where there are other hosts, which needs a secret and shows in local sizes, their master may have MASTER_ADDR=localhost.
+		given := len(s.JobSecret) > 0 || s.SecretFile != ""
+		s.Local = s.LocalSize == s.Size || s.Local && (!given || s.LocalSize < 0)
 	}
 	if s.Local {
 		host = iface.Loopback
