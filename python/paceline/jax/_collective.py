@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import effects
+from jax._src import effects, util
 from jax._src.dispatch import runtime_tokens
 from jax._src.interpreters.mlir import custom_call, token_type
 from jax.interpreters import ad, batching
@@ -275,7 +275,20 @@ def _forget() -> None:
     _job += 1
     _glue.set_job(_job)
     drain()
-    jax.clear_caches()
+    _trace_anew()
+
+
+def _trace_anew() -> None:
+    if jax.__version_info__ >= (0, 4, 30):
+        jax.clear_caches()
+        return
+    # Before, jaxlib crashes where a key dies of a cache with weak references that was cleared: bodies of loops and
+    # branches keep what was traced of them.
+    clear, util.clear_all_weakref_lru_caches = util.clear_all_weakref_lru_caches, lambda: None
+    try:
+        jax.clear_caches()
+    finally:
+        util.clear_all_weakref_lru_caches = clear
 
 
 def drain() -> Exception | None:
