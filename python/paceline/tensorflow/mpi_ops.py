@@ -398,8 +398,8 @@ def grouped_allreduce(
     if dense:
         results = reduce_dense([reduced[i] for i in dense], name, how, compression)
         before = in_turn(results[0])
-        for i, result in zip(dense, results, strict=True):
-            reduced[i] = result
+        for place, i in enumerate(dense):  # tf.function(grouped_allreduce) is autograph's, whose zip may not be strict
+            reduced[i] = results[place]
     for i in sparse:
         with tf.control_dependencies(before):
             reduced[i] = reduce_sparse(reduced[i], name and f"{name}.{i}", how, compression)
