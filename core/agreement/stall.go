@@ -3,7 +3,6 @@ package agreement
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -50,7 +49,12 @@ func (w waiting) lacks() bool {
 	if w.a.t.Enough == 0 || w.a.ranks.Len() < w.a.t.Enough {
 		return true
 	}
-	return w.count >= slices.Min(slices.Collect(maps.Keys(w.n.window)))+limits.MaxKept
+	for older := range w.n.window {
+		if w.count >= older+limits.MaxKept {
+			return true
+		}
+	}
+	return false
 }
 
 // late reports whether something is due for an operation that waits.

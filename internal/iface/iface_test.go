@@ -40,7 +40,7 @@ func TestWhoIsLocal(t *testing.T) {
 func TestNamesOfThisMachineThatLeadToLoopback(t *testing.T) {
 	outward, err := Outward()
 	if err != nil {
-		t.Skip(err)
+		t.Skip(err) // a machine with nothing but loopback
 	}
 	here, other, own := net.IPv4(127, 0, 1, 1), net.IPv4(203, 0, 113, 2), net.ParseIP(outward)
 	for _, c := range []struct {

@@ -361,7 +361,7 @@ func TestCompleteKnowsTheMachine(t *testing.T) {
 func TestAHostWhoseNameLeadsToLoopbackIsReachedByItsAddress(t *testing.T) {
 	own, err := iface.Outward()
 	if err != nil {
-		t.Skip(err)
+		t.Skip(err) // a machine with nothing but loopback
 	}
 	hosts := func(name string) ([]net.IP, error) { // as on host1
 		switch name {

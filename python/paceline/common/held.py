@@ -118,7 +118,7 @@ class HeldParameters:
         if self._gate is not None:
             sent = {name: self._gate.offer(name, change, parameters[name]) for name, change in changes.items()}
             if whole:
-                self.clock()
+                self._gate.clock()
         if self._groups:
             self._framework.settle(list(changes.values()))  # the iteration ends with its changes
         number = process_set_number(self._process_set)
